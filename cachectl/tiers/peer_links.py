@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from protocol.kv import Peers
     from protocol.tiers import Tier
+
+Link: TypeAlias = "tuple[str, str]"
+"""An instance that reads, and the place that it reads from."""
 
 _LATENCY_S = 0.002
 """What a read takes besides the bytes."""
@@ -44,12 +47,12 @@ class PeerLinks:
         # By place: the addresses of the instances there, the one to read from first.
         self._servers: dict[str, dict[str, tuple[str, ...]]] = {}
         self._longest: dict[str, float] = {}
-        self._closed: set[tuple[str, str]] = set()
+        self._closed: set[Link] = set()
         # The links that the next plan tries.
-        self._half_open: set[tuple[str, str]] = set()
+        self._half_open: set[Link] = set()
         # The links that a plan tries now.
-        self.tried: set[tuple[str, str]] = set()
-        self._rates: dict[tuple[str, str], dict[Tier, _Rate]] = {}
+        self.tried: set[Link] = set()
+        self._rates: dict[Link, dict[Tier, _Rate]] = {}
 
     def join(self, instance: str, places: Sequence[str], peers: Peers) -> None:
         """Read what is at these places from an instance there, if it serves, and let it read what others serve.
@@ -147,7 +150,7 @@ class PeerLinks:
         for links in (self._closed, self._half_open, self.tried):
             links.discard((instance, place))
 
-    def _forget_where(self, gone: Callable[[tuple[str, str]], bool]) -> None:
+    def _forget_where(self, gone: Callable[[Link], bool]) -> None:
         for links in (self._closed, self._half_open, self.tried):
             links -= {link for link in links if gone(link)}
         self._rates = {link: rates for link, rates in self._rates.items() if not gone(link)}

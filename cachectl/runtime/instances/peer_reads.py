@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
+from cachectl.tiers.peer_links import Link
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import PeerRead
 from protocol.tiers import Tier
@@ -16,9 +17,6 @@ _RATE_S = 60.0
 """A rate that is older is forgotten: it may have been measured in a bad moment, and rule out all reads since."""
 
 _log = structlog.get_logger(__name__)
-
-Link = tuple[str, str]
-"""An instance that reads, and the location or disk that it reads from."""
 
 
 class PeerReads:
