@@ -56,8 +56,8 @@ class CpuBlocks(PagedBlocks):
 
     def stage(self, count: int) -> StagedPages:
         """Memory for ``count`` pages."""
-        pages = np.empty((count, self.page_bytes), np.uint8)
-        return HostStagedPages(pages, partial(self.read, tokens=self.page_tokens))
+        shape = (count, self.page_bytes)
+        return HostStagedPages(lambda: np.empty(shape, np.uint8), partial(self.read, tokens=self.page_tokens))
 
     def copy(self, copies: "Sequence[BlockCopy]") -> None:
         """Copy blocks onto other ones: in the engine's thread on all cores, in any other one on a single core."""

@@ -62,8 +62,7 @@ class CudaBlocks(PagedBlocks):
         staged = self._staging.stage(count)
         if staged is not None:
             return staged
-        pages = self._copies.pinned(count * self.page_bytes).reshape(count, self.page_bytes)
-        return HostStagedPages(pages, partial(self.read, tokens=self.page_tokens))
+        return HostStagedPages(partial(self._pinned_pages, count), partial(self.read, tokens=self.page_tokens))
 
     def in_place(self, block: int) -> list[Page]:  # noqa: ARG002
         """Nothing: the CPU cannot access a GPU's memory."""
@@ -91,6 +90,9 @@ class CudaBlocks(PagedBlocks):
             numbers = torch.tensor(blocks, device=pages.device)
             for slab, span in zip(self._slabs, self._spans, strict=True):
                 pages[:, span] = slab.index_select(0, numbers)
+
+    def _pinned_pages(self, count: int) -> Page:
+        return self._copies.pinned(count * self.page_bytes).reshape(count, self.page_bytes)
 
     def _save(self, block: int, page: Page) -> None:
         """Start to copy a block into a pinned page."""

@@ -59,10 +59,15 @@ class DeviceStagedPages(StagedPages):
     """Staged pages on a device."""
 
     def __init__(self, pages: torch.Tensor, copies: DeviceCopies, path: PinnedPath, gather: Gather) -> None:
-        super().__init__(pages)
+        self._pages = pages
         self._copies = copies
         self._path = path
         self._gather = gather
+
+    @property
+    def pages(self) -> torch.Tensor:
+        """The rows."""
+        return self._pages
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of other ``pages``, in host memory, into as many of these."""
@@ -74,12 +79,12 @@ class DeviceStagedPages(StagedPages):
 
     def take(self, blocks: Sequence[int], first: int) -> None:
         """Copy blocks of the engine into the rows from ``first`` on, on the device."""
-        self._gather(blocks, self.pages[first : first + len(blocks)])
+        self._gather(blocks, self._pages[first : first + len(blocks)])
 
     def _start(self, pages: Page, rows: Sequence[int], targets: Sequence[int]) -> None:
-        size = self.pages.shape[1]
+        size = self._pages.shape[1]
         self._copies.submit(
             pages.ctypes.data + np.asarray(rows, np.int64) * pages.strides[0],
-            self.pages.data_ptr() + np.asarray(targets, np.int64) * size,
+            self._pages.data_ptr() + np.asarray(targets, np.int64) * size,
             np.full(len(rows), size, np.int64),
         )

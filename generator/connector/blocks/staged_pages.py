@@ -1,5 +1,6 @@
 """Memory for the pages of donors, from when they are read until they are moved to their places."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,8 +17,10 @@ class StagedPages(ABC):
     when a call returns: ``PagedBlocks.finish`` waits for them.
     """
 
-    def __init__(self, pages: torch.Tensor) -> None:
-        self.pages = pages
+    @property
+    @abstractmethod
+    def pages(self) -> torch.Tensor:
+        """The rows."""
 
     @abstractmethod
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
@@ -40,12 +43,29 @@ class StagedRows(NamedTuple):
 
 
 class HostStagedPages(StagedPages):
-    """Staged pages in host memory. ``read_block`` copies one of the engine's blocks into a page of it."""
+    """Staged pages in host memory. ``read_block`` copies one of the engine's blocks into a page of it.
 
-    def __init__(self, pages: Page, read_block: Callable[[int, Page], None]) -> None:
-        super().__init__(torch.from_numpy(pages))
-        self._rows = pages
+    The first use takes the memory, by ``allocate``. It is not the engine's thread that waits for it, or that fails.
+    """
+
+    def __init__(self, allocate: Callable[[], Page], read_block: Callable[[int, Page], None]) -> None:
+        self._allocate = allocate
         self._read_block = read_block
+        # Several threads may load at once.
+        self._lock = threading.Lock()
+        self._taken: Page | None = None
+
+    @property
+    def pages(self) -> torch.Tensor:
+        """The rows."""
+        return torch.from_numpy(self._rows)
+
+    @property
+    def _rows(self) -> Page:
+        with self._lock:
+            if self._taken is None:
+                self._taken = self._allocate()
+            return self._taken
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of other ``pages`` into as many of these."""
@@ -57,5 +77,6 @@ class HostStagedPages(StagedPages):
 
     def take(self, blocks: Sequence[int], first: int) -> None:
         """Copy blocks of the engine into the rows from ``first`` on."""
+        rows = self._rows
         for row, block in enumerate(blocks, start=first):
-            self._read_block(block, self._rows[row])
+            self._read_block(block, rows[row])

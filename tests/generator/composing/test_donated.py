@@ -22,7 +22,7 @@ def documents(*moves: tuple[int, Run]) -> list[Donated]:
     """
     spans = [range(position // PAGE, -(-(position + place.tokens) // PAGE)) for position, place in moves]
     pages = np.zeros((sum(map(len, spans)), PAGE), np.uint8)
-    staged = HostStagedPages(pages, lambda _block, _page: None)
+    staged = HostStagedPages(lambda: pages, lambda _block, _page: None)
     found, row = [], 0
     for (position, place), span in zip(moves, spans, strict=True):
         numbers = range(row, row := row + len(span))

@@ -40,7 +40,7 @@ class EngineBlocks(MemoryBlocks):
         self.copied += copies
 
     def stage(self, count: int):
-        return HostStagedPages(MemoryBlocks(count, (PAGE_BYTES,))._slabs[0], lambda _block, _page: None)
+        return HostStagedPages(lambda: MemoryBlocks(count, (PAGE_BYTES,))._slabs[0], lambda _block, _page: None)
 
     def fence(self):
         return lambda: None

@@ -158,6 +158,20 @@ def test_a_load_ends_when_the_pages_of_its_donors_are_there(tmp_path, free):
     worker.close()
 
 
+def test_a_load_ends_if_there_is_no_memory_for_its_donors(tmp_path, monkeypatch):
+    worker = Worker(tmp_path, "LBNHC", free=0)
+    worker.jobs.transfer(saved(Tier.HOST, (5, 0, 3)))
+    donor = DonorPages(NODE.key, ("tenant", "aa"), Tier.HOST, 0, 100, 100 + NODE.tokens, PAGES)
+
+    def pinned(self, size: int) -> None:
+        raise RuntimeError("no memory can be pinned")
+
+    monkeypatch.setattr(LateCopies, "pinned", pinned)
+    worker.load(donors=(donor,))
+    assert worker.staged == {}
+    worker.close()
+
+
 def test_copies_wait_for_the_steps_that_may_still_use_the_blocks(worker):
     worker.jobs.transfer(saved(Tier.HOST, (5, 0, 3)))
     worker.copies.log.clear()
