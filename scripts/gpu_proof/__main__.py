@@ -41,7 +41,9 @@ def main() -> int:
         if not machine.has_flashinfer:
             # vLLM 0.26 samples with it by default, even if it is not installed.
             os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        planned = groups(machine, options.small or not machine.gpu, options.levels, options.only)
+        small = options.small or not machine.gpu
+        cpu_python = options.cpu_python or (sys.executable if small else "")
+        planned = groups(machine, small, options.levels, options.only, cpu_python)
         console = Console(stderr=True)
         columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
         with Progress(*columns, console=console) as progress:
@@ -93,6 +95,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=_BUDGET_S, help="seconds; what no longer fits is skipped")
     parser.add_argument("--levels", type=_levels, default={1, 2, 3}, help="1: blocks, 2: engines, 3: benchmarks")
     parser.add_argument("--only", default="", help="run only the checks whose name has this in it")
+    parser.add_argument(
+        "--cpu-python", help="an interpreter with vLLM for a CPU, of the same version; its engine then shares KV"
+    )
     parser.add_argument("--small", action="store_true", help="the small form, which runs without a GPU anyway")
     return parser.parse_args()
 

@@ -6,7 +6,9 @@ import json
 from generator.engines.vllm_arguments import engine_arguments
 from generator.engines.vllm_engine import VllmEngine
 from generator.settings import GeneratorSettings, KvSettings
-from protocol.kv import Orders
+from protocol.kv import LostCopy, Orders
+from protocol.plans import PrefillPlan
+from scripts.gpu_proof.answers import Answer, ask
 from scripts.gpu_proof.models import make_model
 from scripts.gpu_proof.process import Task
 from scripts.gpu_proof.random_weights import LOAD_FORMAT
@@ -36,6 +38,7 @@ class CheckedEngine:
                 host_gib=host_gib,
                 disk_gib=host_gib,
                 host_dir=task.host_folder(int(host_gib * (1 << 30))),
+                page_layout=given.get("page_layout", "engine"),
             ),
             engine_args={
                 "load_format": LOAD_FORMAT,
@@ -57,6 +60,21 @@ class CheckedEngine:
             await engine.start()
             self._started = engine
         return self._started
+
+    async def ask(self, plan: PrefillPlan) -> Answer:
+        """The greedy answer to a plan."""
+        return await ask(await self.get(), plan)
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        """Carry out orders; what could not be copied is returned."""
+        return await (await self.get()).carry_out(orders)
+
+    async def fingerprint(self) -> str:
+        """The fingerprint of the engine's KV. Raises ValueError if it keeps none."""
+        memory = (await (await self.get()).info()).kv
+        if memory is None:
+            raise ValueError("the engine keeps no KV")
+        return memory.fingerprint
 
     async def usable(self) -> bool:
         """Whether the engine is alive and idle again."""

@@ -56,13 +56,14 @@ class Group(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
-def groups(machine: Machine, small: bool, levels: set[int], only: str) -> list[Group]:
+def groups(machine: Machine, small: bool, levels: set[int], only: str, cpu_python: str = "") -> list[Group]:
     """The groups of some levels for a machine, with the checks whose name contains ``only``.
 
-    The most telling come first. ``small`` is the form for a CPU.
+    The most telling come first. ``small`` is the form for a CPU. ``cpu_python`` is an interpreter with a vLLM for CPUs.
     """
     shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
-    every = [_blocks(small), *_engines(small), *_composing(small, shape), *_benchmarks(shape, small)]
+    every = [_blocks(small), *_engines(small), *_composing(small, shape), *_sharing(small, cpu_python)]
+    every += _benchmarks(shape, small)
     chosen = [
         msgspec.structs.replace(group, checks=[check for check in group.checks if only in check.name])
         for group in every
@@ -77,6 +78,8 @@ def missing(group: Group, machine: Machine) -> str:
         return "vLLM is not installed"
     if group.settings.get("engine_args", {}).get("attention_backend") == "FLASHINFER" and not machine.has_flashinfer:
         return "FlashInfer is not installed"
+    if group.kind == "sharing" and not group.settings["cpu_python"]:
+        return "--cpu-python names no interpreter with vLLM for a CPU"
     return ""
 
 
@@ -139,6 +142,49 @@ def _engines(small: bool) -> list[Group]:
         )
         for backend in BACKENDS
         for runner in RUNNERS
+    ] + [_neutral(runner) for runner in RUNNERS]
+
+
+def _neutral(runner: str) -> Group:
+    settings = {
+        "shape": "small",
+        "dtype": "bfloat16",
+        "block_tokens": 16,
+        "questions": 8,
+        "runner": runner,
+        "page_layout": "neutral",
+        "engine_args": {"attention_backend": "FLASH_ATTN", "compilation_config": {"cudagraph_capture_sizes": _GRAPHS}},
+    }
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner]}
+    return Group(
+        f"engine {runner} neutral", 2, "engine", settings, 30, _answers(f"{runner}, neutral pages"), environment
+    )
+
+
+def _sharing(small: bool, cpu_python: str) -> list[Group]:
+    """An engine on the CPU beside the one on the GPU. Without a GPU, both run on the CPU."""
+    common = {"page_layout": "neutral", "block_tokens": 32, "cpu_python": cpu_python}
+    start = Check("sharing: start", "start", 150, required=True)
+    checks = [
+        start,
+        *(
+            Check(f"sharing: {title}, {tier}", "loads", 60, {"saver": saver, "tier": tier})
+            for saver, title in (("cpu", "KV of the CPU on the GPU"), ("gpu", "KV of the GPU on the CPU"))
+            for tier in ("host", "disk")
+        ),
+        Check("sharing: the GPU composes KV of the CPU", "composes", 60, {"saver": "cpu"}),
+    ]
+    if small:
+        settings = {"shape": "tiny", "dtype": "float32", "questions": 4, "engine_args": {}}
+        return [Group("sharing", 2, "sharing", {**common, **settings}, 40, checks)]
+    args = {"attention_backend": "FLASH_ATTN", **_DECODE_GRAPHS}
+    settings = {"dtype": "bfloat16", "engine_args": args, **common}
+    speeds = [Check("sharing, 1b: start", "start", 150, required=True)]
+    speeds += [Check("sharing, 1b: KV of the CPU on the GPU", "loads", 90, {"saver": "cpu", "tier": "host"})]
+    speeds += [Check("sharing, 1b: prefill speeds", "prefill_speeds", 90)]
+    return [
+        Group("sharing", 2, "sharing", {"shape": "small", "questions": 8, **settings}, 60, checks),
+        Group("sharing, 1b", 3, "sharing", {"shape": "1b", "questions": 8, **settings}, 90, speeds),
     ]
 
 

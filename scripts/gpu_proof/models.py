@@ -30,7 +30,9 @@ SHAPES = {
 
 
 def make_model(folder: Path, name: str, longest: int) -> Path:
-    """A model folder of a shape, for prompts and answers of up to ``longest`` tokens."""
+    """A model folder of a shape, for prompts and answers of up to ``longest`` tokens. It may be there already."""
+    if folder.exists():
+        return folder
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 

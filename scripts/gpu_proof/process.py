@@ -22,6 +22,7 @@ _KINDS = {
     "blocks": ("scripts.gpu_proof.block_checks", "BlockChecks"),
     "composing": ("scripts.gpu_proof.composing_checks", "ComposingChecks"),
     "engine": ("scripts.gpu_proof.engine_checks", "EngineChecks"),
+    "sharing": ("scripts.gpu_proof.sharing_checks", "SharingChecks"),
     "benchmarks": ("scripts.gpu_proof.benchmark_checks", "BenchmarkChecks"),
 }
 

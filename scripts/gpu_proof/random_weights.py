@@ -17,6 +17,10 @@ Attention this sharp lets an answer depend on tokens far in front; sharper, it w
 layer to layer. Sharp logits make near ties rare, which rounding decides.
 """
 
+_DRAWN_ON_CPU = 2_000_000_000
+"""Parameters of the largest model whose weights are drawn on the CPU, which is slower. They are then equal everywhere:
+each kind of device draws other numbers from the same seed."""
+
 
 def register() -> None:
     """Let vLLM know the load format."""
@@ -33,16 +37,20 @@ def register() -> None:
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:  # noqa: ANN401, ARG002
             """Fill the weights. Equal models get equal weights."""
+            on_cpu = sum(weight.numel() for weight in model.parameters()) <= _DRAWN_ON_CPU
             for name, weight in model.named_parameters():
-                # Not one seed for all: equal matrices would let a model repeat its last token.
-                generator = torch.Generator(weight.device).manual_seed(crc32(name.encode()))
                 if weight.dim() < 2:
                     weight.data.fill_(1.0)  # a norm
-                elif "embed_tokens" in name:
-                    weight.data.normal_(generator=generator)
-                else:
+                    continue
+                device = torch.device("cpu") if on_cpu else weight.device
+                # Not one seed for all: equal matrices would let a model repeat its last token.
+                generator = torch.Generator(device).manual_seed(crc32(name.encode()))
+                deviation = 1.0
+                if "embed_tokens" not in name:
                     gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
-                    weight.data.normal_(0.0, gain / weight.shape[-1] ** 0.5, generator=generator)
+                    deviation = gain / weight.shape[-1] ** 0.5
+                drawn = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+                weight.data.copy_(drawn.normal_(0.0, deviation, generator=generator))
 
 
 def install(folder: Path) -> None:

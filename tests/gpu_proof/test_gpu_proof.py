@@ -42,7 +42,7 @@ def assert_all_passed(code: int, report: dict, count: int) -> None:
 
 @pytest.mark.vllm
 def test_blocks_and_an_engine_pass(folder):
-    assert_all_passed(*prove(folder, "--levels", "1,2"), 31)
+    assert_all_passed(*prove(folder, "--levels", "1,2"), 37)
 
 
 @pytest.mark.vllm

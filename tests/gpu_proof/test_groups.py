@@ -23,7 +23,9 @@ def test_a_gpu_runs_both_runners_and_backends_and_the_7b_shape():
     assert {group.settings["engine_args"]["attention_backend"] for group in engines} == {"FLASH_ATTN", "FLASHINFER"}
     composing = [group for group in planned if group.level == 2 and group.kind == "composing"]
     assert {group.settings["shape"] for group in composing} == {"one layer", "small"}
-    assert {group.settings["shape"] for group in planned if group.level == 3} == {"7b"}
+    assert {group.settings["shape"] for group in planned if group.level == 3 and group.kind != "sharing"} == {"7b"}
+    # A CPU's engine beside it has no memory for more.
+    assert {group.settings["shape"] for group in planned if group.kind == "sharing"} == {"small", "1b"}
     assert all(group.settings["block_tokens"] == 16 for group in engines)
 
 
@@ -37,13 +39,16 @@ def test_a_smaller_gpu_runs_a_smaller_shape():
     assert {group.settings["shape"] for group in groups(BARE, False, {3}, "")} == {"1b"}
 
 
-def test_what_is_not_installed_is_named():
+NO_CPU_ENGINE = "--cpu-python names no interpreter with vLLM for a CPU"
+
+
+def test_what_is_missing_is_named():
     reasons = {missing(group, H200) for group in groups(H200, False, LEVELS, "")}
-    assert reasons == {"", "FlashInfer is not installed"}
+    assert reasons == {"", "FlashInfer is not installed", NO_CPU_ENGINE}
     assert {missing(group, BARE) for group in groups(BARE, False, {2, 3}, "")} == {"vLLM is not installed"}
     assert [missing(group, BARE) for group in groups(BARE, False, {1}, "")] == [""]
     whole = msgspec.structs.replace(H200, versions={**H200.versions, "flashinfer-python": "0.6"})
-    assert {missing(group, whole) for group in groups(whole, False, LEVELS, "")} == {""}
+    assert {missing(group, whole) for group in groups(whole, False, LEVELS, "", "python3")} == {""}
 
 
 def test_only_some_checks_are_chosen_by_name():

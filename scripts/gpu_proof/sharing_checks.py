@@ -1,0 +1,144 @@
+"""A GPU's engine and a CPU's engine with the same weights share neutral pages of KV, as KV generators on CPUs do."""
+
+import asyncio
+import time
+from typing import Protocol
+
+from benchmarks.compose.composed_plans import ComposedPlans
+from benchmarks.compose.rows import Way
+from benchmarks.measuring.kv_paths import KvPath, random_segment
+from protocol.kv import LostCopy, Orders
+from protocol.plans import PrefillPlan
+from protocol.prompts import SegmentKind
+from protocol.tiers import Tier
+from scripts.gpu_proof.answers import TOLERANCE, Answer, begins_alike, compare
+from scripts.gpu_proof.cpu_engine import CpuEngine, sharing_engine
+from scripts.gpu_proof.process import Task
+
+_SYSTEM_TOKENS = 27
+_DOCUMENTS = (520, 150)
+_DONATED = (250, 250, 250, 250)
+_PREFILL_TOKENS = 2000
+_PREFILLS = 4
+
+
+class Engine(Protocol):
+    """Either engine."""
+
+    async def ask(self, plan: PrefillPlan) -> Answer:
+        """The greedy answer to a plan."""
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        """Carry out orders; what could not be copied is returned."""
+
+
+class SharingChecks:
+    """Checks of two engines, which the first of them starts. They have one arena of host memory, and one folder."""
+
+    def __init__(self, task: Task) -> None:
+        given = task.group.settings
+        self._gpu = sharing_engine(task)
+        self._cpu = CpuEngine(task, given["cpu_python"])
+        self._page_tokens: int = given["block_tokens"]
+        self._questions: int = given["questions"]
+        self._tolerance = TOLERANCE[given["dtype"]]
+        self._engines: dict[str, Engine] = {"gpu": self._gpu, "cpu": self._cpu}
+
+    async def usable(self) -> bool:
+        """Whether both engines are alive and idle again."""
+        try:
+            await self._clear()
+        except (ValueError, OSError):
+            return False
+        return await self._gpu.usable()
+
+    async def close(self) -> None:
+        """End the engines."""
+        await self._cpu.close()
+        await self._gpu.close()
+
+    async def start(self) -> str:
+        """Start both engines. Their KV has the same fingerprint."""
+        await asyncio.gather(self._cpu.start(), self._gpu.get())
+        if await self._gpu.fingerprint() != await self._cpu.fingerprint():
+            raise ValueError("the engines' KV differs in weights, dtype, or the order of pages")
+        return self._gpu.opened()
+
+    async def loads(self, saver: str, tier: str) -> str:
+        """What one engine has saved, the other one loads. Its answers are those that it gives without any cache."""
+        source, pairs, others = Tier(tier), [], []
+        (loader,) = (engine for name, engine in self._engines.items() if name != saver)
+        path, other = self._path(f"{saver} {tier}"), self._path(f"not {saver} {tier}")
+        await self._put(self._engines[saver], path, source)
+        for number in range(self._questions):
+            question = f"question {number}"
+            answer = await loader.ask(path.plan(question, source, None))
+            if answer.prefill.loaded != {source: path.tokens}:
+                raise ValueError(f"{answer.prefill.loaded} was loaded instead of {path.tokens} tokens from {tier}")
+            # Else the next question would find in the engine's blocks what this one has loaded.
+            forgotten = ((path.namespace, path.segments[0].key),)
+            await loader.carry_out(Orders(forget=forgotten, tiers=(Tier.GPU,)))
+            computed = [KvPath(one.segments, 1).plan(question, None, None) for one in (path, other)]
+            pairs.append((answer, await loader.ask(computed[0])))
+            others.append((answer, await loader.ask(computed[1])))
+        await self._clear()
+        if sum(begins_alike(*pair) for pair in others) > len(others) // 4:
+            raise ValueError("the model answers alike whatever the documents are, so wrong KV would not show")
+        return compare(pairs, self._tolerance)
+
+    async def composes(self, saver: str) -> str:
+        """An engine composes prompts of documents that the other one has computed as it does with its own."""
+        pairs = []
+        (composer,) = (engine for name, engine in self._engines.items() if name != saver)
+        for number in range(self._questions):
+            answers = []
+            for engine in (self._engines[saver], composer):
+                plans = self._donated(f"{saver} {number}")
+                question = random_segment(f"question {number}", 21, SegmentKind.QUESTION)
+                for plan in plans.prepare(question):
+                    await engine.ask(plan)
+                answers.append(await composer.ask(plans.composed(question, Way("none", 0.0))))
+                if answers[-1].prefill.composed_tokens != sum(_DONATED[1:]):
+                    raise ValueError(f"{answers[-1].prefill.composed_tokens} tokens were reused")
+                await self._clear()
+            pairs.append((answers[0], answers[1]))
+        return compare(pairs, self._tolerance)
+
+    async def prefill_speeds(self) -> str:
+        """How fast each engine prefills a document: what a KV generator on this CPU can take off this GPU."""
+        figures = []
+        for name, engine in self._engines.items():
+            took = []
+            for number in range(_PREFILLS + 1):
+                path = KvPath([random_segment(f"{name} speed {number}", _PREFILL_TOKENS)], self._page_tokens)
+                plan = path.plan("?", None, Tier.HOST)
+                began = time.perf_counter()
+                await engine.ask(plan)
+                took.append(time.perf_counter() - began)
+            await self._clear()
+            # The first one warms up.
+            figures.append(f"{name} {_PREFILL_TOKENS * _PREFILLS / sum(took[1:]):,.0f} tokens/s")
+        return ", ".join(figures)
+
+    def _path(self, name: str) -> KvPath:
+        """A system prompt and documents, of which none ends with a block."""
+        segments = [random_segment("system", _SYSTEM_TOKENS, SegmentKind.SYSTEM)]
+        segments += [random_segment(f"{name} {number}", tokens) for number, tokens in enumerate(_DOCUMENTS)]
+        return KvPath(segments, self._page_tokens)
+
+    def _donated(self, name: str) -> ComposedPlans:
+        documents = [random_segment(f"{name} {number}", tokens) for number, tokens in enumerate(_DONATED)]
+        system = random_segment("system", _SYSTEM_TOKENS, SegmentKind.SYSTEM)
+        return ComposedPlans((system, *documents), random_segment(f"{name} neighbour", 45), self._page_tokens)
+
+    async def _put(self, engine: Engine, path: KvPath, tier: Tier) -> None:
+        """Put a path's KV into host memory or from there onto disk, and wait until it is there."""
+        await engine.ask(path.plan("to compute it", None, Tier.GPU))
+        moves = [(Tier.GPU, Tier.HOST), (Tier.HOST, Tier.DISK)]
+        for source, target in moves[: 1 + (tier is Tier.DISK)]:
+            if lost := await engine.carry_out(Orders(path.moves(source, target))):
+                raise ValueError(f"{len(lost)} copies could not be made in {target}")
+
+    async def _clear(self) -> None:
+        for engine in self._engines.values():
+            await engine.carry_out(Orders(everything=True))
