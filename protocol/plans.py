@@ -229,7 +229,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     """Load of one generator instance, as the controller counts it: running queries, and queries queued for it.
 
     A ``retired`` instance gets no new queries; it is draining or gone. A ``kv_generator`` gets none either: it prefills
-    documents of queries that wait for others.
+    documents of queries that wait for others. A ``refused`` one has KV of another model or layout than all others, and
+    gets nothing; the controller's log says why.
     """
 
     instance: str
@@ -237,6 +238,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     queued: int
     retired: bool
     kv_generator: bool = False
+    refused: bool = False
 
 
 class ControllerStats(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from cachectl.runtime.composing.gate import Gate, GateFolder
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
 from cachectl.runtime.instances.deletion_fence import DeletionFence, disk_of
+from cachectl.runtime.instances.kv_difference import kv_difference
 from cachectl.runtime.instances.live_instances import LiveEngine, LiveInstances
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
@@ -67,8 +68,8 @@ class LiveController:
         self._clock = clock
         self._wall_clock = wall_clock
         self._controller: Controller | None = None
-        self._fingerprint: str | None = None
-        self._refused: set[str] = set()
+        # That of the first instance. Only instances whose KV has the same fingerprint get plans.
+        self._memory: KvMemory | None = None
         # Locations without an instance, and since when.
         self._deserted: dict[str, float] = {}
         # Instances join one after another, so that none drops what another one has just written.
@@ -113,7 +114,7 @@ class LiveController:
             reports = await engine.residency()
             controller = self._new(first, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
-            self._fingerprint = memory.fingerprint
+            self._memory = memory
             kept = self._without_disk(reports, memory)
             controller.instances.add(first, memory.boot, kept, memory.shared, memory.peers)
         self._controller = controller
@@ -137,8 +138,8 @@ class LiveController:
             log.info("an instance takes no more plans", instance=gone)
             known.retire(gone)
             changed = True
-        changes = await asyncio.gather(*(self._look(instance) for instance in sorted(running - self._refused)))
-        self._refused &= running
+        changes = await asyncio.gather(*(self._look(instance) for instance in sorted(running - known.refused)))
+        known.refused &= running
         return self._forget_deserted() or changed or any(changes)
 
     async def _look(self, instance: str) -> bool:
@@ -163,9 +164,13 @@ class LiveController:
             log.info("an instance takes plans again", instance=instance)
             known.reinstate(instance)
             return True
-        if (memory.fingerprint if memory is not None else None) != self._fingerprint:
-            log.error("an instance serves another model or layout and gets no plans", instance=instance)
-            self._refused.add(instance)
+        if _fingerprint(memory) != _fingerprint(self._memory):
+            log.error(
+                "an instance serves another model or layout and gets no plans",
+                instance=instance,
+                reason=kv_difference(self._memory, memory),
+            )
+            known.refused.add(instance)
             if instance in known.boots:
                 known.retire(instance)
             return False
@@ -256,7 +261,7 @@ class LiveController:
             Capacities(*(self._shard.share(count) * page for count in pages)),
             wall_clock=self._wall_clock,
             page_tokens=page,
-            fingerprint=memory.fingerprint if memory is not None else "",
+            fingerprint=_fingerprint(memory),
             first_stamp=self._first_stamp(),
             first_page=self._shard.first(memory.host_pages) if memory is not None else 0,
             location=memory.shared if memory is not None else "",
@@ -267,3 +272,7 @@ class LiveController:
             composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
         )
+
+
+def _fingerprint(memory: KvMemory | None) -> str:
+    return memory.fingerprint if memory is not None else ""

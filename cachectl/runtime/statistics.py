@@ -1,5 +1,7 @@
 """The controller's counters and gauges."""
 
+from collections.abc import Iterator
+
 from cachectl.runtime.instances.instance_registry import InstanceRegistry
 from cachectl.runtime.instances.peer_reads import PeerReads
 from cachectl.runtime.leases import Leases
@@ -56,7 +58,6 @@ class Statistics:
 
     def read(self) -> ControllerStats:
         """All counters and gauges as they are now."""
-        tiers = self._scheduler.tree.tiers
         return ControllerStats(
             policy=self._policy,
             running=self._scheduler.instances.running,
@@ -79,8 +80,16 @@ class Statistics:
             generated_tokens=self._prefetcher.generated_tokens,
             peer_tokens=self._peer_reads.tokens,
             peer_failures=self._peer_reads.failures,
-            instances=tuple(
-                InstanceLoad(name, running, queued, name in tiers.retired, name in tiers.kv_generators)
-                for name, running, queued in self._scheduler.instances.loads()
-            ),
+            instances=(*self._loads(), *self._refused()),
         )
+
+    def _loads(self) -> Iterator[InstanceLoad]:
+        tiers = self._scheduler.tree.tiers
+        for name, running, queued in self._scheduler.instances.loads():
+            refused = name in self._instances.refused
+            yield InstanceLoad(name, running, queued, name in tiers.retired, name in tiers.kv_generators, refused)
+
+    def _refused(self) -> Iterator[InstanceLoad]:
+        """Instances that the scheduler does not know, because they were refused."""
+        for name in sorted(self._instances.refused - self._scheduler.instances.states.keys()):
+            yield InstanceLoad(name, 0, 0, retired=False, refused=True)

@@ -86,6 +86,7 @@ def _merged_loads(loads: Sequence[InstanceLoad]) -> tuple[InstanceLoad, ...]:
             sum(part.queued for part in parts),
             all(part.retired for part in parts),
             any(part.kv_generator for part in parts),
+            any(part.refused for part in parts),
         )
         for instance, parts in by_instance.items()
     )

@@ -30,10 +30,10 @@ class CacheMetrics(PartMetrics[ControllerStats]):
         )
         instances = GaugeMetricFamily(
             "ragtree_instances",
-            "Instances of the generator by state: serving, retired and about to end, or generating KV only.",
+            "Instances of the generator by state: serving, retired and about to end, generating KV only, or refused.",
             labels=["state"],
         )
-        states = Counter({"serving": 0, "retired": 0, "kv_generator": 0})
+        states = Counter({"serving": 0, "retired": 0, "kv_generator": 0, "refused": 0})
         states.update(_state(instance) for instance in answer.instances)
         for state, count in states.items():
             instances.add_metric([state], count)
@@ -81,6 +81,8 @@ def _bytes(name: str, documentation: str, tokens: Counter[str], token_bytes: flo
 
 
 def _state(instance: InstanceLoad) -> str:
+    if instance.refused:
+        return "refused"
     if instance.retired:
         return "retired"
     return "kv_generator" if instance.kv_generator else "serving"

@@ -16,7 +16,7 @@ class InstanceRegistry:
     """Adds, restarts and retires instances, and moves the requests that wait for them.
 
     ``boots`` maps each instance to the current life of its engine; plans carry it. ``failed`` counts the plans that
-    ended with their instance.
+    ended with their instance. ``refused`` instances run, and get no plans: their KV is not that of the others.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class InstanceRegistry:
         self._peer_reads = peer_reads
         self.boots: dict[str, str] = {}
         self.failed = 0
+        self.refused: set[str] = set()
 
     @property
     def retired(self) -> Set[str]:

@@ -2,98 +2,22 @@
 
 import asyncio
 
-import msgspec
 import pytest
 from controller_under_test import ask, key, report
-from structlog.testing import capture_logs
+from fake_fleet import MEMORY, TOKENS, Engine, Fleet, held
 
 from cachectl.runtime import live_controller as live_module
 from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import DESERTED_S, LiveController
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.tree.snapshot import EMPTY_SNAPSHOT, NodeRecord, Snapshot
+from cachectl.tree.snapshot import NodeRecord, Snapshot
 from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied
-from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
-from protocol.kv import HeldNode, KvMemory, LostCopy, Orders, Pages, ResidencyReport
+from protocol.kv import HeldNode, Orders, ResidencyReport
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
-TOKENS = 10
-MEMORY = KvMemory("print", "boot", 1, 1, 100, 100, 100, 1e9, 1e9, shared="machine")
-
-
-class Engine:
-    """A fake instance. It hangs or fails on demand."""
-
-    def __init__(self, memory: KvMemory | None = MEMORY, **said: object) -> None:
-        self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
-        self.reports: tuple[ResidencyReport, ...] = ()
-        self.hangs = False
-        self.generates_kv = False
-        self.fails: Exception | None = None
-        self.asked = 0
-        self.orders: list[Orders] = []
-
-    async def info(self) -> EngineInfo:
-        self.asked += 1
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.fails is not None:
-            raise self.fails
-        return EngineInfo("model", "fake", 100_000, self.memory)
-
-    async def residency(self) -> tuple[ResidencyReport, ...]:
-        return self.reports
-
-    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
-        self.orders.append(orders)
-        return ()
-
-    async def stream(self, plan, sampling):
-        assert sampling.max_tokens == 1
-        yield GenerationStep("", 1, PrefillResult(plan.prompt.token_count, 0, 1.0), "length")
-
-    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        return PrefillCost(cached_tokens, new_tokens, 0.001 * new_tokens)
-
-    def restarts(self, **said: object) -> None:
-        assert self.memory is not None
-        self.memory = msgspec.structs.replace(self.memory, boot=f"{self.memory.boot}+", **said)
-        self.reports = ()
-
-
-class Fleet:
-    """The running instances."""
-
-    def __init__(self, **engines: Engine) -> None:
-        self.engines = engines
-
-    def names(self):
-        return set(self.engines)
-
-    def kv_generators(self):
-        return [name for name, engine in self.engines.items() if engine.generates_kv]
-
-    def at(self, instance: str) -> Engine:
-        return self.engines[instance]
-
-
-def held(tier: Tier, documents: str, instance: str | None = None, first_page: int = 0) -> ResidencyReport:
-    pages = Pages(tuple(range(first_page, first_page + TOKENS)), 9 + first_page) if tier is HOST else None
-    return ResidencyReport(tier, (HeldNode("tenant", tuple(documents), TOKENS, pages),), instance)
-
-
-@pytest.fixture
-def start(tmp_path):
-    async def start(fleet, clock=lambda: 0.0, snapshot=EMPTY_SNAPSHOT, **settings: object) -> LiveController:
-        limits = ControllerSettings(**{"policy": "LRU", "max_running": 1, "prepare_after_s": None} | settings)
-        live = LiveController(limits, fleet, tmp_path, clock, lambda: 0.0)
-        await live.start(lambda done, total: None, snapshot)
-        return live
-
-    return start
 
 
 async def where(live: LiveController, documents: str) -> list[Tier | None]:
@@ -220,35 +144,6 @@ async def test_a_restarted_engine_reports_only_its_gpu_while_others_run(start):
     fleet.engines["b"].reports = (held(GPU, "g", "b"), held(HOST, "h"))
     await live.follow()
     assert [await where(live, documents) for documents in "gh"] == [[GPU], [None]]
-
-
-async def test_an_instance_of_another_model_is_refused_and_logged_once(start):
-    fleet = Fleet(a=Engine())
-    live = await start(fleet)
-    fleet.engines |= {"b": Engine(fingerprint="another"), "c": Engine(None)}
-    with capture_logs() as logs:
-        for _ in range(3):
-            assert await live.follow() is False
-    assert [entry["instance"] for entry in logs if entry["log_level"] == "error"] == ["b", "c"]
-    assert set(live.controller.instances.boots) == {"a"}
-    # A later instance of this name may be another engine.
-    del fleet.engines["b"]
-    await live.follow()
-    fleet.engines["b"] = Engine()
-    assert await live.follow() is True
-    assert set(live.controller.instances.boots) == {"a", "b"}
-
-
-async def test_an_engine_that_restarts_with_another_model_is_retired(start):
-    fleet = Fleet(a=Engine(), b=Engine())
-    live = await start(fleet)
-    fleet.engines["a"].restarts(fingerprint="another")
-    with capture_logs() as logs:
-        await live.follow()
-        await live.follow()
-    assert [entry["instance"] for entry in logs if entry["log_level"] == "error"] == ["a"]
-    assert set(live.controller.instances.boots) == {"b"}
-    assert (await live.controller.admit(ask("query"))).instance == "b"
 
 
 @pytest.mark.parametrize("error", [EngineDied("gone"), RuntimeError("broken")])

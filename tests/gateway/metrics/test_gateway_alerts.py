@@ -139,6 +139,7 @@ FIRES: dict[str, list[list[Series]]] = {
     "RagtreeComposedAnswersDiffer": [compared(same=1, different=2, failed=0)],
     "RagtreeSpeculationWasteful": [[wasted(30), *tokens(computed=100, gpu=900)]],
     "RagtreePeersFail": [[series("ragtree_cache_peer_failures_total", f"0+1{HOUR}")]],
+    "RagtreeInstanceRefused": [[series("ragtree_instances", f"1{HOUR}", state="refused")]],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=5)],
     "RagtreeDataDiskNearlyFull": [disk(f"10{HOUR}")],
     "RagtreeDataDiskFull": [disk(f"4{HOUR}")],
@@ -201,6 +202,12 @@ SILENT: dict[str, list[list[Series]]] = {
         [series("ragtree_cache_peer_failures_total", f"0+0.1{HOUR}")],
         # Failures of the last few minutes only.
         [series("ragtree_cache_peer_failures_total", "0x112 10x7")],
+    ],
+    "RagtreeInstanceRefused": [
+        [
+            series("ragtree_instances", f"0{HOUR}", state="refused"),
+            series("ragtree_instances", f"1{HOUR}", state="serving"),
+        ]
     ],
     "RagtreeKvDiskNearlyFull": [kv_disk(used=99, evictions=0), kv_disk(used=50, evictions=5)],
     "RagtreeDataDiskNearlyFull": [disk(f"20{HOUR}"), disk("50x110 10x9")],

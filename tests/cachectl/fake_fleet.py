@@ -1,0 +1,73 @@
+"""Fake instances that a live controller follows."""
+
+import asyncio
+
+import msgspec
+
+from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
+from protocol.kv import HeldNode, KvMemory, LostCopy, Orders, Pages, ResidencyReport
+from protocol.tiers import Tier
+
+TOKENS = 10
+MEMORY = KvMemory("print", "boot", 1, 1, 100, 100, 100, 1e9, 1e9, shared="machine")
+
+
+class Engine:
+    """A fake instance. It hangs or fails on demand."""
+
+    def __init__(self, memory: KvMemory | None = MEMORY, **said: object) -> None:
+        self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
+        self.reports: tuple[ResidencyReport, ...] = ()
+        self.hangs = False
+        self.generates_kv = False
+        self.fails: Exception | None = None
+        self.asked = 0
+        self.orders: list[Orders] = []
+
+    async def info(self) -> EngineInfo:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.fails is not None:
+            raise self.fails
+        return EngineInfo("model", "fake", 100_000, self.memory)
+
+    async def residency(self) -> tuple[ResidencyReport, ...]:
+        return self.reports
+
+    async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
+        self.orders.append(orders)
+        return ()
+
+    async def stream(self, plan, sampling):
+        assert sampling.max_tokens == 1
+        yield GenerationStep("", 1, PrefillResult(plan.prompt.token_count, 0, 1.0), "length")
+
+    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
+        return PrefillCost(cached_tokens, new_tokens, 0.001 * new_tokens)
+
+    def restarts(self, **said: object) -> None:
+        assert self.memory is not None
+        self.memory = msgspec.structs.replace(self.memory, boot=f"{self.memory.boot}+", **said)
+        self.reports = ()
+
+
+class Fleet:
+    """The running instances."""
+
+    def __init__(self, **engines: Engine) -> None:
+        self.engines = engines
+
+    def names(self):
+        return set(self.engines)
+
+    def kv_generators(self):
+        return [name for name, engine in self.engines.items() if engine.generates_kv]
+
+    def at(self, instance: str) -> Engine:
+        return self.engines[instance]
+
+
+def held(tier: Tier, documents: str, instance: str | None = None, first_page: int = 0) -> ResidencyReport:
+    pages = Pages(tuple(range(first_page, first_page + TOKENS)), 9 + first_page) if tier is Tier.HOST else None
+    return ResidencyReport(tier, (HeldNode("tenant", tuple(documents), TOKENS, pages),), instance)
