@@ -149,7 +149,7 @@ class KvSettings(BaseModel):
     page_layout: Literal["engine", "neutral"] = Field(
         "engine",
         description="Order of the numbers in a page of KV. `engine`: that of the attention backend, which is fastest. "
-        "`neutral`: the same for all backends, so that engines on GPUs and CPUs share KV.",
+        "`neutral`: the same for all backends, so that engines on GPUs and CPUs share KV. Blocks have 32 tokens then.",
     )
     loader_threads: int = Field(
         2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
@@ -183,6 +183,10 @@ class KvSettings(BaseModel):
         """Delete the files that hold host memory, and so free it. Call it when no engine uses it any more."""
         for file in self.host_dir.glob(f"{self.host_file.stem}.*"):
             file.unlink(missing_ok=True)
+
+
+DTYPE_OF_GPUS = "bfloat16"
+"""What the dtype ``auto`` is on a GPU."""
 
 
 class GeneratorSettings(BaseModel):

@@ -7,7 +7,7 @@ declared once, in the part that reads it.
 
 import os
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from cachectl.settings import ControllerSettings
 from gateway.settings import GatewaySettings
-from generator.settings import GeneratorSettings
+from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
 from services.cluster.settings import ClusterSettings
@@ -84,9 +84,7 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _kv_generators_share_pages(self) -> Self:
-        generators, serving = self.serving.kv_generators, self.serving.generator
-        beside_gpus = generators.replicas > 0 and serving.num_gpus > 0 and generators.num_gpus == 0
-        if beside_gpus and self.generator.kv.page_layout != "neutral":
+        if self.serving.kv_generators_on_cpus and self.generator.kv.page_layout != "neutral":
             raise ValueError(
                 "serving.kv_generators without num_gpus run on CPUs, and generators on GPUs cannot read their pages; "
                 "set generator.kv.page_layout to neutral"
@@ -94,9 +92,16 @@ class Config(BaseSettings):
         return self
 
     def for_kv_generators(self) -> "Config":
-        """The configuration of instances that only generate KV: with their own engine arguments."""
-        engine_args = {**self.generator.engine_args, **self.serving.kv_generators.engine_args}
-        return self.model_copy(update={"generator": self.generator.model_copy(update={"engine_args": engine_args})})
+        """The configuration of instances that only generate KV: with their own engine arguments.
+
+        On CPUs beside GPUs they have the dtype of those, also if a CPU itself would choose another one.
+        """
+        own: dict[str, Any] = {
+            "engine_args": {**self.generator.engine_args, **self.serving.kv_generators.engine_args},
+        }
+        if self.serving.kv_generators_on_cpus and self.generator.dtype == "auto":
+            own["dtype"] = DTYPE_OF_GPUS
+        return self.model_copy(update={"generator": self.generator.model_copy(update=own)})
 
     @classmethod
     def settings_customise_sources(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
-from generator.settings import GeneratorSettings
+from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
 from protocol.generation import StepBudget
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ _CONNECTOR = "generator.connector.connector"
 WORKER_EXTENSION = "generator.composing.worker_extension.WorkerExtension"
 """Gives the connector the engine's model, to compose KV with."""
 
+_BLOCK_TOKENS = 32
+"""The smallest block that the attention kernels of CPUs take: least is lost where documents end inside a block."""
 
 _set_here: dict[str, str] = {}
 """Environment variables that this process got from ``prepare_environment``, and not from its user."""
@@ -96,6 +98,8 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
             "kv_connector_extra_config": {"instance": instance, **kv},
         },
         "worker_extension_cls": WORKER_EXTENSION,
+        # vLLM's default on a GPU is another one, and a page is a block: engines with other blocks could not read it.
+        **({"block_size": _BLOCK_TOKENS} if settings.kv.page_layout == "neutral" else {}),
     }
 
 
@@ -117,7 +121,9 @@ def _dtype(configured: str) -> str:
         return configured
     import torch
 
-    native = has_gpu() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if has_gpu():
+        return DTYPE_OF_GPUS
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     # Emulated bfloat16 prefills at a fifth of float32's speed.
     return "bfloat16" if native else "float32"
 
@@ -133,6 +139,5 @@ def _device_arguments(max_model_len: int) -> dict[str, Any]:
         # tokens serve 14 % fewer prompts on a CPU with AMX.
         "max_num_batched_tokens": 1024,
         "long_prefill_token_threshold": min(768, max_model_len),
-        # The smallest block that the attention kernels take: least is lost where documents end inside a block.
-        "block_size": 32,
+        "block_size": _BLOCK_TOKENS,
     }

@@ -4,6 +4,7 @@ import os
 import socket
 from typing import Any
 
+from generator.device import Device, find_device
 from protocol.errors import ConfigError
 from services.cluster.identity import identity_labels
 from services.config import Config
@@ -11,6 +12,9 @@ from services.serve.replica_settings import PlacementSettings
 
 ENGINE = "ragtree_engine"
 """Ray's resource of which each machine offers one for each instance of the engine that has room there."""
+
+CPU_ENGINE = "ragtree_cpu_engine"
+"""The same for engines that compute on CPUs, of machines without a GPU alone."""
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 """Memory of each Ray node for objects. Messages between parts are kilobytes and travel inline.
@@ -25,14 +29,16 @@ _HEAD = {"node:__internal_head__": 0.001}
 def placed(config: Config) -> Config:
     """Return the configuration of a stack that others may join; the same one if none may.
 
-    Engines run where there is room for them. The other parts stay on the first machine, which has their data.
+    Engines run where there is room for them. The other parts stay on the first machine, which has their data. KV
+    generators on CPUs beside generators on GPUs take no room on machines with a GPU: they would compute there.
     """
     if config.cluster.port is None:
         return config
     serving = config.serving
+    on_cpus = {CPU_ENGINE: 1.0} if serving.kv_generators_on_cpus else {}
     parts = {
         "generator": _needing(serving.generator, {ENGINE: 1}),
-        "kv_generators": _needing(serving.kv_generators, {ENGINE: 1}),
+        "kv_generators": _needing(serving.kv_generators, {ENGINE: 1, **on_cpus}),
         "gateway": _needing(serving.gateway, _HEAD),
         "retriever": _needing(serving.retriever, _HEAD),
         "controller": _needing(serving.controller, _HEAD),
@@ -57,10 +63,15 @@ def ray_options(config: Config) -> dict[str, Any]:
     # `ray.init` has no option for it.
     os.environ["RAY_GCS_SERVER_PORT"] = str(cluster.port)
     return {
-        "resources": {ENGINE: cluster.engines},
+        "resources": room(cluster.engines, find_device()),
         "labels": identity_labels(config),
         **({"_node_ip_address": cluster.host} if cluster.host else {}),
     }
+
+
+def room(engines: int, device: Device) -> dict[str, int]:
+    """Ray's resources that a machine with room for so many engines offers."""
+    return {ENGINE: engines} if device.is_gpu else {ENGINE: engines, CPU_ENGINE: engines}
 
 
 def require_token(param: str) -> None:

@@ -12,7 +12,8 @@ import msgspec
 import psutil
 from ray.util import get_node_ip_address
 
-from services.cluster.first_machine import ENGINE, OBJECT_STORE_BYTES, require_token
+from generator.device import find_device
+from services.cluster.first_machine import OBJECT_STORE_BYTES, require_token, room
 from services.cluster.head import Head, JoinFailed
 from services.cluster.identity import identity_labels
 from services.cluster.machine import VARIABLE, Machine
@@ -117,7 +118,7 @@ class Member:
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
             *("--address", self._head, "--node-ip-address", host, "--node-name", name),
             *("--object-store-memory", str(OBJECT_STORE_BYTES)),
-            *("--resources", msgspec.json.encode({ENGINE: self._config.cluster.engines}).decode()),
+            *("--resources", msgspec.json.encode(room(self._config.cluster.engines, find_device())).decode()),
             *("--labels", ",".join(f"{label}={value}" for label, value in labels.items())),
         ]
 

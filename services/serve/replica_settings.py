@@ -115,3 +115,8 @@ class ServingSettings(BaseModel):
     )
     retriever: PlacementSettings = Field(PlacementSettings(), description="The retriever, or each of its shards.")
     controller: PlacementSettings = Field(PlacementSettings(), description="The cache controller.")
+
+    @property
+    def kv_generators_on_cpus(self) -> bool:
+        """Whether there are KV generators on CPUs, beside generators on GPUs."""
+        return self.kv_generators.replicas > 0 and self.generator.num_gpus > 0 and self.kv_generators.num_gpus == 0

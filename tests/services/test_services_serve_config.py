@@ -72,6 +72,22 @@ def test_kv_generators_have_engine_arguments_of_their_own(monkeypatch):
     assert kv_generator == {"block_size": 32, "max_num_batched_tokens": 1024}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "dtype", "used"), [("1", "auto", "bfloat16"), ("0", "auto", "auto"), ("1", "float16", "float16")]
+)
+def test_kv_generators_on_cpus_have_the_dtype_of_the_gpus(monkeypatch, gpus, dtype, used):
+    """A CPU without native bfloat16 would choose another one, and nobody could use its KV."""
+    monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__NUM_GPUS", gpus)
+    monkeypatch.setenv("RAGTREE_GENERATOR__DTYPE", dtype)
+    monkeypatch.setenv("RAGTREE_GENERATOR__KV__PAGE_LAYOUT", "neutral")
+    monkeypatch.setenv("RAGTREE_SERVING__KV_GENERATORS__REPLICAS", "1")
+    generator, kv_generator = (
+        make(load_config())._bound_deployment.init_args[0].generator.dtype
+        for make in (generator_application, kv_generator_application)
+    )
+    assert (generator, kv_generator) == (dtype, used)
+
+
 def test_replicas_and_resources_follow_the_configuration(monkeypatch):
     monkeypatch.setenv("RAGTREE_SERVING__GENERATOR__MIN_REPLICAS", "2")
     assert deployments(load_config())["generator"]["num_replicas"] == 2

@@ -49,6 +49,16 @@ def test_the_connector_gets_its_instance_and_the_options_of_kv(folder):
     assert extra_config(folder)["instance"] == "generator-0"
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(("engine_args", "tokens"), [({}, 32), ({"block_size": 64}, 64)])
+def test_neutral_pages_are_as_large_on_every_device(folder, monkeypatch, gpu, engine_args, tokens):
+    monkeypatch.setattr(vllm_arguments, "has_gpu", lambda: gpu)
+    settings = GeneratorSettings(kv=KvSettings(page_layout="neutral"), engine_args=engine_args)
+    assert engine_arguments(settings, folder, "generator-0")["block_size"] == tokens
+    # Otherwise vLLM chooses what suits a GPU.
+    assert ("block_size" in engine_arguments(GeneratorSettings(), folder, "generator-0")) is not gpu
+
+
 @pytest.mark.skipif(has_gpu(), reason="vLLM chooses the steps on a GPU")
 def test_on_a_cpu_a_step_has_room_beside_a_long_prompt(folder):
     arguments = engine_arguments(GeneratorSettings(), folder, "generator-0")

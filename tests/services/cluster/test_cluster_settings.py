@@ -5,9 +5,11 @@ import socket
 
 import pytest
 
+from generator.device import Device
 from generator.peers.peer_key import PeerKey
 from protocol.errors import ConfigError
-from services.cluster.first_machine import ENGINE, placed, ray_options
+from services.cluster import first_machine
+from services.cluster.first_machine import ENGINE, placed, ray_options, room
 from services.cluster.identity import difference, identity_labels
 from services.cluster.machine import VARIABLE, Machine, on_this_machine
 from services.config import Config, load_config
@@ -15,6 +17,8 @@ from services.serve.applications import CONTROLLER, GATEWAY, GENERATOR, KV_GENER
 
 HEAD = "node:__internal_head__"
 KEY = "a secret of all machines"
+GPU = Device("H100", 80 << 30, is_gpu=True, native_bfloat16=True)
+CPU = Device("CPU", 8 << 30, is_gpu=False, native_bfloat16=True)
 OWN = {
     "DATA_DIR": "own-data",
     "CACHE_DIR": "/own/cache",
@@ -75,7 +79,23 @@ class TestFirstMachine:
         for part in (RETRIEVER, f"{CONTROLLER}-0", f"{CONTROLLER}-1", GATEWAY):
             assert list(resources(config, part)) == [HEAD]
 
-    def test_ray_listens_at_the_port_and_offers_room(self, configured, free_port):
+    @pytest.mark.parametrize("device", [GPU, CPU])
+    def test_kv_generators_on_cpus_fit_no_machine_with_a_gpu(self, configured, free_port, device):
+        config = placed(
+            configured(
+                CLUSTER__PORT=free_port,
+                SERVING__GENERATOR__NUM_GPUS="1",
+                SERVING__KV_GENERATORS__REPLICAS="1",
+                GENERATOR__KV__PAGE_LAYOUT="neutral",
+            )
+        )
+        offered = room(1, device)
+        needed = resources(config, KV_GENERATOR)
+        assert all(offered.get(name, 0) >= amount for name, amount in needed.items()) is not device.is_gpu
+        assert resources(config, GENERATOR).items() <= offered.items()
+
+    def test_ray_listens_at_the_port_and_offers_room(self, configured, free_port, monkeypatch):
+        monkeypatch.setattr(first_machine, "find_device", lambda: GPU)
         config = configured(CLUSTER__PORT=free_port, CLUSTER__ENGINES="3", CLUSTER__HOST="10.0.0.1")
         options = ray_options(config)
         assert options["resources"] == {ENGINE: 3}
