@@ -52,7 +52,7 @@ class ReplicaSettings(PlacementSettings):
         return self.max_replicas is not None and self.max_replicas > self.min_replicas
 
 
-_DECIDE_KV = frozenset(
+DECIDE_KV = frozenset(
     {
         "block_size",
         "dtype",
@@ -89,7 +89,7 @@ class KvGeneratorSettings(PlacementSettings):
     @field_validator("engine_args")
     @classmethod
     def _leave_kv_as_it_is(cls, engine_args: dict[str, Any]) -> dict[str, Any]:
-        different = sorted(_DECIDE_KV.intersection(engine_args))
+        different = sorted(DECIDE_KV.intersection(engine_args))
         if different:
             raise ValueError(
                 f"{', '.join(different)} must be the same for all instances, which otherwise cannot use each other's "

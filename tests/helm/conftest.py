@@ -43,3 +43,20 @@ def everything(render) -> Release:
 @pytest.fixture(scope="session")
 def defaults(render) -> Release:
     return render("defaults")
+
+
+@pytest.fixture
+def notes():
+    """What an install with these settings prints."""
+
+    def notes(*settings: str) -> str:
+        sets = [word for setting in settings for word in ("--set-json", setting)]
+        return _Install(CHART).notes(*sets)
+
+    return notes
+
+
+class _Install(Helm):
+    def notes(self, *sets: str) -> str:
+        dry = ("--dry-run=client", "--namespace", "rag")
+        return self._run("install", "ragtree", str(self._chart), *dry, *sets).partition("NOTES:")[2]

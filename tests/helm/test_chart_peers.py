@@ -58,7 +58,7 @@ class TestOff:
 class TestKey:
     def test_only_generators_have_the_file_and_cannot_write_it(self, each):
         for group, pod in each.ray_pods.items():
-            if group != "generator" or not each.all("Secret"):
+            if group not in {"generator", "kv-generator"} or not each.all("Secret"):
                 assert (_key_files(pod), _key_volumes(pod)) == ([], [])
                 continue
             (mount,) = (m for m in ray_container(pod)["volumeMounts"] if m["name"] == "peers-key")
@@ -238,23 +238,6 @@ def _names_peer(peers, labels: dict[str, str]) -> bool:
 
 def _selects(selector, labels: dict[str, str]) -> bool:
     return selector.get("matchLabels", {}).items() <= labels.items()
-
-
-@pytest.fixture
-def notes():
-    """What an install with these settings prints."""
-
-    def notes(*settings: str) -> str:
-        sets = [word for setting in settings for word in ("--set-json", setting)]
-        return _Install(CHART).notes(*sets)
-
-    return notes
-
-
-class _Install(Helm):
-    def notes(self, *sets: str) -> str:
-        dry = ("--dry-run=client", "--namespace", "rag")
-        return self._run("install", "ragtree", str(self._chart), *dry, *sets).partition("NOTES:")[2]
 
 
 class TestRefusals:

@@ -159,6 +159,7 @@ class TestProbesAndDrains:
         runs = {
             "head": [],
             "generator": ["generator"],
+            "kv-generator": ["kv_generators"],
             "gateway": ["gateway"],
             "retriever": ["retriever", "controller"] + ([] if "gateway" in each.groups else ["gateway"]),
         }
@@ -184,7 +185,7 @@ class TestRoom:
         for group, template in each.ray_pods.items():
             objects = int(each.groups[group]["rayStartParams"]["object-store-memory"])
             shared = _bytes(_volumes(template)["shm"]["emptyDir"]["sizeLimit"])
-            assert shared >= objects + (arena if group == "generator" else 0)
+            assert shared >= objects + (arena if group in {"generator", "kv-generator"} else 0)
             assert shared <= 0.5 * _bytes(ray_container(template)["resources"]["limits"]["memory"])
 
     def test_the_disk_is_larger_than_the_kv_limit(self, render):

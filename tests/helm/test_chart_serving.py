@@ -93,17 +93,12 @@ class TestPlacement:
         assert all(isinstance(amount, int) for amount in offer.values())
 
 
-def test_kv_generators_have_pods_and_a_way_to_share(render):
-    shared = render(settings=("config.serving.kv_generators.replicas=1", "generator.peers.enabled=true"))
-    assert "kv_generator" in [application["name"] for application in shared.serve_config["applications"]]
-    assert shared.groups["generator"]["minReplicas"] == 2
-
-
 class TestSize:
     def test_group_limits_follow_serves_replicas(self, everything):
         group = everything.groups["generator"]
-        # Three to six generators, and two KV generators.
-        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (5, 5, 8)
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 6)
+        group = everything.groups["kv-generator"]
+        assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (2, 2, 2)
         retriever = everything.groups["retriever"]
         assert (retriever["minReplicas"], retriever["maxReplicas"]) == (1, 1)
 

@@ -33,7 +33,7 @@ def test_make_chart_passes():
     make = [sys.executable, "-m", "scripts.chart"]
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("all right") == len(value_sets()) == 6
+    assert done.stdout.count("all right") == len(value_sets()) == 7
 
 
 def test_every_manifest_of_every_value_set_is_valid(each, checker):
@@ -125,18 +125,6 @@ def test_invalid_values_are_refused_with_a_reason(chart, setting, told):
     with pytest.raises(HelmError) as refused:
         chart.render(settings=[setting])
     assert told in str(refused.value)
-
-
-def test_kv_generators_on_cpus_beside_gpus_need_neutral_pages(chart):
-    settings = [
-        "config.serving.kv_generators.replicas=1",
-        "config.serving.generator.num_gpus=1",
-        "generator.peers.enabled=true",
-    ]
-    with pytest.raises(HelmError, match="pages that generators on GPUs cannot read"):
-        chart.render(settings=settings)
-    for remedy in ("config.serving.kv_generators.num_gpus=1", 'config.generator.kv.page_layout="neutral"'):
-        chart.render(settings=[*settings, remedy])
 
 
 def test_every_value_is_in_the_schema_and_the_readme():

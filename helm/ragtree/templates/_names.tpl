@@ -47,10 +47,35 @@ ragtree/gateway: "true"
 {{/* File with that key in the generators' pods. */}}
 {{- define "ragtree.peersKeyFile" -}}/etc/ragtree/peers-key{{- end }}
 
+{{/* Image of all pods but KV generators on CPUs beside GPUs. */}}
 {{- define "ragtree.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}
 {{ .Values.image.repository }}:{{ default (printf "%s-%s" .Chart.AppVersion .Values.image.variant) .Values.image.tag }}
 {{- end -}}
+{{- end }}
+
+{{/* Whether KV generators compute on CPUs, and generators on GPUs: `true` or nothing. */}}
+{{- define "ragtree.kvGeneratorsOnCpus" -}}
+{{- $serving := .Values.config.serving -}}
+{{- if and $serving.generator.num_gpus (not $serving.kv_generators.num_gpus) -}}true{{- end -}}
+{{- end }}
+
+{{- define "ragtree.kvGeneratorImage" -}}
+{{- $own := .Values.kvGenerator.image -}}
+{{- if not (include "ragtree.kvGeneratorsOnCpus" .) -}}
+{{- include "ragtree.image" . -}}
+{{- else if $own.digest -}}
+{{ .Values.image.repository }}@{{ $own.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default (printf "%s-cpu" .Chart.AppVersion) $own.tag }}
+{{- end -}}
+{{- end }}
+
+{{/* Port of an object store: that of its endpoint, or of the endpoint's scheme. The clouds' own have TLS. */}}
+{{- define "ragtree.objectStorePort" -}}
+{{- $endpoint := urlParse (default "https://" .endpoint) -}}
+{{- $named := regexFind ":[0-9]+$" $endpoint.host | trimPrefix ":" -}}
+{{- default (ternary 80 443 (eq $endpoint.scheme "http")) $named -}}
 {{- end }}

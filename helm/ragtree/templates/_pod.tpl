@@ -77,13 +77,16 @@ readinessProbe:
 
 {{/*
 The pods of one group. Arguments: `root`; `group`, its name (`head` for the head); `of`, its values; `parts`, what Serve may
-run there; `hostMib`, shared memory besides Ray's; `data`, the volume of /data; `limits`, additional limits.
+run there; `hostMib`, shared memory besides Ray's; `data`, the volume of /data; `limits`, additional limits; `image`, if it
+is another one than that of the other pods.
 */}}
 {{- define "ragtree.podTemplate" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
 {{- $head := eq .group "head" -}}
-{{- $peers := and $values.generator.peers.enabled (has "generator" .parts) -}}
+{{- $image := default (include "ragtree.image" $root) .image -}}
+{{- $hasKv := or (has "generator" .parts) (has "kv_generators" .parts) -}}
+{{- $peers := and $values.generator.peers.enabled $hasKv -}}
 {{- $drain := include "ragtree.drain" (dict "parts" .parts "serving" $values.config.serving) | int -}}
 metadata:
   labels:
@@ -132,7 +135,7 @@ spec:
     # KubeRay skips the image's entry point, which detects read-only volumes and links the image's models into the
     # cache.
     - name: entrypoint
-      image: {{ include "ragtree.image" $root }}
+      image: {{ $image }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       args: ["true"]
       securityContext:
@@ -146,7 +149,7 @@ spec:
         - {name: cache, mountPath: /cache}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" $head }}
-      image: {{ include "ragtree.image" $root }}
+      image: {{ $image }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       securityContext:
         {{- include "ragtree.containerSecurityContext" $root | nindent 8 }}
@@ -154,6 +157,11 @@ spec:
         {{- include "ragtree.env" $root | nindent 8 }}
         - name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
           value: {{ $drain | quote }}
+      {{- with $values.secrets.objectStore.existingSecret }}{{ if $hasKv }}
+      envFrom:
+        - secretRef:
+            name: {{ . }}
+      {{- end }}{{ end }}
       ports:
         - name: serve
           containerPort: {{ $values.config.server.port }}

@@ -23,11 +23,10 @@ replicas; `serving`, the options of all parts. Whole numbers only, because the a
 {{- printf "'%s'" (toJson $offered) -}}
 {{- end }}
 
-{{/* Pods of a group with one replica of a part each, and some `more`. Without an autoscaler, as many as Serve may need. */}}
+{{/* Pods of a group with one replica of a part each. Without an autoscaler, as many as Serve may need. */}}
 {{- define "ragtree.groupSize" -}}
-{{- $more := default 0 .more | int -}}
-{{- $least := ternary .of.min_replicas .of.max_replicas .autoscaling | int | add $more -}}
+{{- $least := ternary .of.min_replicas .of.max_replicas .autoscaling | int -}}
 replicas: {{ $least }}
 minReplicas: {{ $least }}
-maxReplicas: {{ int .of.max_replicas | add $more }}
+maxReplicas: {{ int .of.max_replicas }}
 {{- end }}
