@@ -18,6 +18,7 @@ from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.worker_connector import WorkerConnector
 from generator.end_with_parent import end_with_parent
+from generator.quick_exit import exit_without_collecting
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,6 +44,7 @@ class RagtreeConnector(WorkerConnector):
         if role is KVConnectorRole.SCHEDULER:
             # Ranks end with the engine's process, which has this role.
             end_with_parent()
+            exit_without_collecting()
         extra = self._kv_transfer_config.kv_connector_extra_config
         self.instance = str(extra.get("instance", "engine"))
         self.controller_settings: dict[str, Any] = dict(extra.get("controller", {}))
