@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from uuid import uuid4
@@ -13,9 +12,10 @@ import psutil
 from ray.util import get_node_ip_address
 
 from generator.device import find_device
-from services.cluster.first_machine import OBJECT_STORE_BYTES, require_token, room
+from services.cluster.first_machine import require_token, room
 from services.cluster.head import Head, JoinFailed
 from services.cluster.identity import identity_labels
+from services.cluster.joining_node import start_node
 from services.cluster.machine import VARIABLE, Machine
 from services.config import Config
 from services.model import kv_settings
@@ -74,15 +74,7 @@ class Member:
         host = self._config.cluster.host or get_node_ip_address(self._head)
         name = f"ragtree-{uuid4().hex[:12]}"
         with self._state.log_file.open("wb") as output:
-            node = subprocess.Popen(  # noqa: S603  # nosec B603  # the arguments are the operator's
-                self._command(host, name, labels),
-                env={**os.environ, **self._environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A Ctrl-C of the terminal is for this process, which then ends the node in order.
-                start_new_session=True,
-            )
+            node = start_node(self._head, host, name, output, *self._options(labels), environment=self._environment())
         try:
             self._await_member(head, node, name, wait_s, on_wait)
             on_joined()
@@ -113,11 +105,8 @@ class Member:
                 raise JoinFailed(f"this machine did not become a member within {wait_s:g} s:\n{self._log_tail()}")
             time.sleep(_POLL_S)
 
-    def _command(self, host: str, name: str, labels: dict[str, str]) -> list[str]:
+    def _options(self, labels: dict[str, str]) -> list[str]:
         return [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            *("--address", self._head, "--node-ip-address", host, "--node-name", name),
-            *("--object-store-memory", str(OBJECT_STORE_BYTES)),
             *("--resources", msgspec.json.encode(room(self._config.cluster.engines, find_device())).decode()),
             *("--labels", ",".join(f"{label}={value}" for label, value in labels.items())),
         ]
