@@ -11,23 +11,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from protocol.errors import InternalError, Overloaded, RagtreeError, Unavailable
+from protocol.errors import Unavailable
+from services.serve.remote_errors import translated
 from services.serve.replica_status import why_no_replica
 
 PATIENCE_S = 1.0
 """How long a replica may take to answer ``ready`` before Serve is asked whether there is a replica at all."""
-
-_NO_REPLICA = (
-    ActorDiedError,
-    ActorUnavailableError,
-    DeploymentUnavailableError,
-    TaskCancelledError,
-    RayServeException,
-)
 
 
 class DeploymentCaller:
@@ -56,7 +47,7 @@ class DeploymentCaller:
             response.cancel()
             raise
         except Exception as error:
-            raise self._translated(error) from error
+            raise translated(error, self._part, self._absent) from error
 
     async def stream(self, method: str, *arguments: object, **named: object) -> AsyncGenerator[Any, None]:
         """Yield what the method yields. Closing the iterator cancels the method. Raises as ``call`` does."""
@@ -68,7 +59,7 @@ class DeploymentCaller:
             ended = True
         except Exception as error:
             ended = True
-            raise self._translated(error) from error
+            raise translated(error, self._part, self._absent) from error
         finally:
             # Serve does not notice by itself that the reader is gone.
             if not ended:
@@ -90,13 +81,3 @@ class DeploymentCaller:
             await answer
         finally:
             answer.cancel()
-
-    def _translated(self, error: Exception) -> RagtreeError:
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, RagtreeError):
-            return cause
-        if isinstance(cause, BackPressureError):
-            return Overloaded(f"the {self._part} has no room for another request")
-        if isinstance(cause, _NO_REPLICA):
-            return self._absent(f"the {self._part} is not available: it is starting or restarting")
-        return InternalError(f"the {self._part} failed")
