@@ -1,5 +1,6 @@
 """Ends a process together with everything that it has started."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
@@ -18,8 +19,13 @@ def end_family(process: psutil.Process, timeout_s: float) -> None:
         return
     except psutil.TimeoutExpired:
         process.kill()
-    _, left = psutil.wait_procs(family, timeout=_OUTLIVE_S)
-    for member in left:
+    await_end(family)
+
+
+def await_end(processes: Iterable[psutil.Process]) -> None:
+    """Wait until processes are gone that end by themselves, and kill those that take too long."""
+    _, left = psutil.wait_procs(processes, timeout=_OUTLIVE_S)
+    for process in left:
         with suppress(psutil.NoSuchProcess):
-            member.kill()
+            process.kill()
     psutil.wait_procs(left, timeout=_OUTLIVE_S)
