@@ -16,6 +16,7 @@ from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import EngineDied
 from protocol.generation import FinishReason, PrefillResult, Sampling, TokenLogprob
 from protocol.kv import LostCopy
+from protocol.parts import Generator
 from protocol.plans import PrefillPlan
 
 INSTANCE = "generator"
@@ -46,7 +47,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def generate(
-    engine: VllmEngine,
+    engine: Generator,
     plan: PrefillPlan,
     sampling: Sampling,
     on_prefill: Callable[[PrefillResult], Awaitable[None]] | None = None,
@@ -107,6 +108,10 @@ class EngineMaker:
         )
         self._models = models
 
+    def threads(self, at_work: int = 1) -> int:
+        """Threads of an engine, if so many of them work at the same time."""
+        return max(1, self._settings.cpu_threads // at_work)
+
     def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401
         """How our engines keep KV; ``kv`` overrides the settings."""
         return self._settings.kv.model_copy(update=kv)
@@ -158,7 +163,7 @@ class EngineMaker:
         settings = self._settings.model_copy(
             update={
                 "kv": self._models.with_auxiliary(kv),
-                "cpu_threads": max(1, self._settings.cpu_threads // at_work),
+                "cpu_threads": self.threads(at_work),
                 "engine_args": {**self._settings.engine_args, **arguments},
             }
         )

@@ -1,4 +1,4 @@
-"""The stack without its servers: a controller and engines in this process, called as the gateway calls them."""
+"""The stack without its servers: a controller in this process and its engines, called as the gateway calls them."""
 
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -11,10 +11,9 @@ import structlog
 
 from benchmarks.measuring.engines import Generation, generate
 from cachectl.runtime.composing.gate import GateFolder
-from cachectl.runtime.instances.live_instances import FixedInstances
+from cachectl.runtime.instances.live_instances import FixedInstances, LiveEngine
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
-from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome, Reuse
 from protocol.prompts import Prompt
@@ -25,7 +24,7 @@ log = structlog.get_logger(__name__)
 class LocalStack:
     """Answers prompts with the controller's plans. Create it with ``over``."""
 
-    def __init__(self, live: LiveController, engines: Mapping[str, VllmEngine]) -> None:
+    def __init__(self, live: LiveController, engines: Mapping[str, LiveEngine]) -> None:
         self._live = live
         self._engines = engines
 
@@ -33,7 +32,7 @@ class LocalStack:
     @asynccontextmanager
     async def over(
         cls,
-        engines: Mapping[str, VllmEngine],
+        engines: Mapping[str, LiveEngine],
         settings: ControllerSettings,
         profiles: Path,
         gates: GateFolder | None = None,

@@ -15,6 +15,7 @@ from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
 from protocol.generation import Sampling
 from protocol.kv import Move, Orders
+from protocol.parts import Generator
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
 from protocol.tiers import Tier
@@ -62,13 +63,13 @@ async def caching_round(
     return took
 
 
-async def move(engine: VllmEngine, path: KvPath, source: Tier, target: Tier) -> None:
+async def move(engine: Generator, path: KvPath, source: Tier, target: Tier) -> None:
     """Move a path's KV from one tier to another, and leave it in no other one, nor in vLLM's own prefix cache."""
     await carried_out(engine, Orders(path.moves(source, target)))
     await _forget_blocks(engine, path, path.moves(Tier.GPU, None) if source is not Tier.GPU else ())
 
 
-async def carried_out(engine: VllmEngine, orders: Orders) -> None:
+async def carried_out(engine: Generator, orders: Orders) -> None:
     """Carry out orders. Raises InternalError if a copy could not be made."""
     lost = await engine.carry_out(orders)
     if lost:
@@ -121,7 +122,7 @@ async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
     return came
 
 
-async def _forget_blocks(engine: VllmEngine, path: KvPath, moves: tuple[Move, ...] = ()) -> None:
+async def _forget_blocks(engine: Generator, path: KvPath, moves: tuple[Move, ...] = ()) -> None:
     """Delete a path from the engine's blocks and from vLLM's own prefix cache, and from no other tier."""
     forget = ((path.namespace, path.segments[0].key),)
     await carried_out(engine, Orders(moves, forget, tiers=(Tier.GPU,)))

@@ -1,19 +1,27 @@
 """The sharing benchmark: first tokens, then throughput."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import msgspec
 
+from benchmarks.measuring.engines import EngineMaker
 from benchmarks.measuring.progress import Progress
 from benchmarks.sharing.first_tokens import FirstTokenRounds, FirstTokens
-from benchmarks.sharing.throughput import Served, ThroughputTurns
+from benchmarks.sharing.machines import Machines, engines_on
+from benchmarks.sharing.peer_settings import sharing_peers
+from benchmarks.sharing.throughput import Throughput, ThroughputTurns
+
+NAMES = ("machine-0", "machine-1")
+"""The engines' names in plans: each machine has one."""
 
 
 class SharingResult(msgspec.Struct, frozen=True):
-    """First tokens by length of the prompt, and how each way to serve queries did.
+    """First tokens by length of the prompt, and how each way served queries at each point.
 
     ``ttft_ms`` are the medians of the shortest prompt, for which reading on another machine pays least.
-    ``bandwidth_share_of_tcp`` is that of the longest one. ``throughput`` is in queries a second by way.
-    ``generator_latency`` is the mean latency with a KV generator, as a share of that of machines that are alone;
-    ``generator_latency_of_one`` as a share of that of one machine without a KV generator.
+    ``bandwidth_share_of_tcp`` is that of the longest one. ``throughput`` is in queries a second by way, at the first
+    point, and so are the ratios.
     """
 
     ttft_ms: dict[str, float]
@@ -21,41 +29,59 @@ class SharingResult(msgspec.Struct, frozen=True):
     remote_over_computed: float
     bandwidth_share_of_tcp: float
     throughput: dict[str, float]
-    shared_over_alone: float
-    shared_over_routed: float
-    generator_over_alone: float
-    generator_over_one: float
-    generator_latency: float
-    generator_latency_of_one: float
+    shared_over_alone: float | None
+    shared_over_routed: float | None
+    generator_over_alone: float | None
+    generator_over_one: float | None
+    generator_latency: float | None
+    generator_latency_of_one: float | None
     first_tokens: list[FirstTokens]
-    ways: dict[str, Served]
+    points: list[Throughput]
 
 
 class SharingBenchmark:
-    """Measures one after the other, because both need all processors."""
+    """Measures one after the other on two ``machines``, because both need all processors.
 
-    def __init__(self, first_tokens: FirstTokenRounds, throughput: ThroughputTurns) -> None:
+    ``kv`` gives each machine host memory and a disk of so many GiB for the throughput.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        maker: EngineMaker,
+        first_tokens: FirstTokenRounds,
+        throughput: ThroughputTurns,
+        **kv: float,
+    ) -> None:
+        self._machines = machines
+        self._maker = maker
         self._first_tokens = first_tokens
         self._throughput = throughput
+        self._kv = kv
 
     async def run(self, seed: int, progress: Progress) -> SharingResult:
         """Measure. Raises what the engines raise."""
-        rows = await self._first_tokens.run(progress)
-        ways = await self._throughput.run(seed, progress)
+        with TemporaryDirectory(prefix="ragtree-bench-") as folder:
+            peers = sharing_peers(Path(folder))
+            # One of them computes at a time, and has all processors. Then both compute, and each has half of them.
+            async with engines_on(self._machines, self._maker, NAMES, peers=peers) as engines:
+                rows = await self._first_tokens.run(engines, progress)
+            async with engines_on(self._machines, self._maker, NAMES, at_work=2, peers=peers, **self._kv) as engines:
+                points = await self._throughput.run(engines, seed, progress)
         shortest, longest = min(rows, key=lambda row: row.tokens), max(rows, key=lambda row: row.tokens)
-        rate = {way: served.queries_per_s for way, served in ways.items()}
+        first = points[0]
         return SharingResult(
             ttft_ms=shortest.ttft_ms,
             remote_over_local=shortest.remote_over_local,
             remote_over_computed=shortest.remote_over_computed,
             bandwidth_share_of_tcp=longest.bandwidth_share_of_tcp,
-            throughput=rate,
-            shared_over_alone=rate["shared"] / rate["alone"],
-            shared_over_routed=rate["shared"] / rate["routed"],
-            generator_over_alone=rate["generator"] / rate["alone"],
-            generator_over_one=rate["generator"] / rate["one"],
-            generator_latency=ways["generator"].mean_latency_ms / ways["alone"].mean_latency_ms,
-            generator_latency_of_one=ways["generator"].mean_latency_ms / ways["one"].mean_latency_ms,
+            throughput={way: served.queries_per_s for way, served in first.ways.items()},
+            shared_over_alone=first.shared_over_alone,
+            shared_over_routed=first.shared_over_routed,
+            generator_over_alone=first.generator_over_alone,
+            generator_over_one=first.generator_over_one,
+            generator_latency=first.generator_latency,
+            generator_latency_of_one=first.generator_latency_of_one,
             first_tokens=rows,
-            ways=ways,
+            points=points,
         )

@@ -1,21 +1,19 @@
 """Time to first token with a prompt's documents in this machine's memory, in another one's, and nowhere."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import median
-from tempfile import TemporaryDirectory
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
 
-from benchmarks.measuring.engines import EngineMaker, Generation, generate
+from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.kv_paths import KvPath
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.statistics import percentile
 from benchmarks.measuring.tier_rounds import carried_out, move, round_segments
-from benchmarks.sharing.machines import machines
+from benchmarks.sharing.machines import TimedEngine
 from benchmarks.sharing.tcp_copy import TcpCopy
-from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
 from protocol.generation import Sampling
 from protocol.kv import KvMemory, Orders, PeerCopy
@@ -23,15 +21,14 @@ from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
 CASES = ("local_host", "remote", "computed")
-_NEAR, _FAR = "near", "far"
 
 
 class FirstTokens(msgspec.Struct, frozen=True):
     """Prompts of ``tokens`` tokens in front of the question, with ``bytes`` of KV: medians over rounds.
 
-    ``ttft_ms`` is keyed by where the KV was, and ratios are medians of the rounds' ratios. ``bandwidth_share_of_tcp``
-    compares the read of another machine's memory into the engine's blocks with a plain copy of as many bytes over TCP
-    between two processes.
+    ``ttft_ms`` is keyed by where the KV was, and timed in the engine's process. Ratios are medians of the rounds'
+    ratios. ``bandwidth_share_of_tcp`` compares the read of another machine's memory into the engine's blocks with a
+    plain copy of as many bytes over TCP between two processes.
     """
 
     tokens: int
@@ -45,43 +42,48 @@ class FirstTokens(msgspec.Struct, frozen=True):
     bandwidth_share_of_tcp: float
 
 
+class _Pair(NamedTuple):
+    """The engine that is asked, and the one on the other machine, with its name and what memory it has."""
+
+    near: TimedEngine
+    far: TimedEngine
+    far_name: str
+    memory: KvMemory
+
+
 class FirstTokenRounds:
     """Measures prompts of each of ``lengths`` tokens in ``rounds`` rounds, each with new documents.
 
     The cases take turns, one request at a time. The other machine's engine only serves meanwhile.
     """
 
-    def __init__(self, engines: EngineMaker, lengths: Sequence[int], rounds: int) -> None:
-        self._engines = engines
+    def __init__(self, lengths: Sequence[int], rounds: int) -> None:
         self._lengths = lengths
         self._rounds = rounds
 
-    async def run(self, progress: Progress) -> list[FirstTokens]:
-        """Measure. Raises what the engines raise, and InternalError if KV did not come from where it was to come."""
-        with TemporaryDirectory(prefix="ragtree-bench-") as folder:
-            async with machines(self._engines, Path(folder), (_NEAR, _FAR)) as both:
-                memory = (await both[_FAR].info()).kv
-                if memory is None or not memory.peers.addresses:
-                    raise InternalError("the engine serves no KV, so there is nothing to measure")
-                longest = max(self._lengths) // memory.page_tokens + 2
-                with TcpCopy.opened(longest * memory.page_bytes) as tcp:
-                    rows = []
-                    for index, length in enumerate(self._lengths):
-                        done, total = index * self._rounds, len(self._lengths) * self._rounds
-                        rows.append(await self._row(both, memory, tcp, length, progress, done, total))
-                    progress("measuring first tokens", total, total)
-                    return rows
+    async def run(self, engines: Mapping[str, TimedEngine], progress: Progress) -> list[FirstTokens]:
+        """Measure the first one of two ``engines``, which reads at the second one.
+
+        Raises what the engines raise, and InternalError if KV did not come from where it was to come.
+        """
+        (_, near), (far_name, far) = engines.items()
+        memory = (await far.info()).kv
+        if memory is None or not memory.peers.addresses:
+            raise InternalError("the engine serves no KV, so there is nothing to measure")
+        pair = _Pair(near, far, far_name, memory)
+        longest = max(self._lengths) // memory.page_tokens + 2
+        with TcpCopy.opened(longest * memory.page_bytes) as tcp:
+            rows = []
+            for index, length in enumerate(self._lengths):
+                done, total = index * self._rounds, len(self._lengths) * self._rounds
+                rows.append(await self._row(pair, tcp, length, progress, done, total))
+            progress("measuring first tokens", total, total)
+            return rows
 
     async def _row(
-        self,
-        both: dict[str, VllmEngine],
-        memory: KvMemory,
-        tcp: TcpCopy,
-        length: int,
-        progress: Progress,
-        done: int,
-        total: int,
+        self, pair: _Pair, tcp: TcpCopy, length: int, progress: Progress, done: int, total: int
     ) -> FirstTokens:
+        memory = pair.memory
         ttft: dict[str, list[float]] = {case: [] for case in CASES}
         rates: dict[str, list[float]] = {"remote": [], "tcp": []}
         for number in range(-1, self._rounds):
@@ -89,7 +91,7 @@ class FirstTokenRounds:
             segments = round_segments(number, 1, length, memory.page_tokens)
             path = KvPath(segments, memory.page_tokens)
             size = path.page_count * memory.page_bytes
-            came = await _round(both[_NEAR], both[_FAR], path, memory, number)
+            came = await _round(pair, path, number)
             copied = tcp.rate(size)
             if number < 0:
                 # The first round warms up both sides.
@@ -112,31 +114,29 @@ class FirstTokenRounds:
         )
 
 
-async def _round(
-    near: VllmEngine, far: VllmEngine, path: KvPath, memory: KvMemory, number: int
-) -> dict[str, Generation]:
+async def _round(pair: _Pair, path: KvPath, number: int) -> dict[str, Generation]:
     """One question in each case, in an order that turns with the rounds."""
-    for engine in (near, far):
-        await generate(engine, path.plan(f"to compute {uuid4().hex}", None, Tier.GPU), Sampling(1))
+    for engine in (pair.near, pair.far):
+        await engine.generate(path.plan(f"to compute {uuid4().hex}", None, Tier.GPU), Sampling(1))
         await move(engine, path, Tier.GPU, Tier.HOST)
     came: dict[str, Generation] = {}
     turn = number % len(CASES)
     for case in CASES[turn:] + CASES[:turn]:
-        came[case] = await generate(near, _plan(path, memory, case), Sampling(1))
+        came[case] = await pair.near.generate(_plan(path, pair, case), Sampling(1))
         _check(came[case], path, case)
-        await carried_out(near, Orders(forget=((path.namespace, path.segments[0].key),), tiers=(Tier.GPU,)))
-    for engine in (near, far):
+        await carried_out(pair.near, Orders(forget=((path.namespace, path.segments[0].key),), tiers=(Tier.GPU,)))
+    for engine in (pair.near, pair.far):
         await carried_out(engine, Orders(path.moves(Tier.HOST, None)))
     return came
 
 
-def _plan(path: KvPath, memory: KvMemory, case: str) -> PrefillPlan:
+def _plan(path: KvPath, pair: _Pair, case: str) -> PrefillPlan:
     question = f"{case} {uuid4().hex}"
     plan = path.plan(question, Tier.HOST if case == "local_host" else None, None)
     if case != "remote":
         return plan
     nodes = tuple(
-        msgspec.structs.replace(node, peer=PeerCopy(_FAR, memory.peers.addresses, Tier.HOST, pages))
+        msgspec.structs.replace(node, peer=PeerCopy(pair.far_name, pair.memory.peers.addresses, Tier.HOST, pages))
         for node, pages in zip(plan.nodes, path.pages, strict=True)
     )
     return msgspec.structs.replace(plan, nodes=nodes)

@@ -1,48 +1,62 @@
-"""Engines that stand for machines: each has host memory and a disk of its own, and reads those of the others."""
+"""Machines whose engines read each other's KV: each has folders and processes of its own."""
 
-import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
 
-from benchmarks.measuring.engines import EngineMaker
-from generator.engines.vllm_engine import VllmEngine
-from generator.settings import PeerSettings
+from benchmarks.measuring.engines import EngineMaker, Generation
+from cachectl.runtime.instances.live_instances import LiveEngine
+from protocol.generation import Sampling
+from protocol.plans import PrefillPlan
 
-TIMEOUT_S = 1.0
-"""How long a load waits for another machine."""
 
-_HOST = "127.0.0.1"
+class TimedEngine(LiveEngine, Protocol):
+    """An engine in a process of its own."""
+
+    async def generate(self, plan: PrefillPlan, sampling: Sampling) -> Generation:
+        """Run a plan to its end, timed in the engine's process: no message between processes is in the times.
+
+        Raises what the engine raises.
+        """
+
+
+class Machines(Protocol):
+    """Two machines, with the numbers 0 and 1. Engines on one share its processors with those on the other."""
+
+    def engine(
+        self,
+        number: int,
+        maker: EngineMaker,
+        instance: str,
+        at_work: int = 1,
+        **kv: Any,  # noqa: ANN401
+    ) -> AbstractAsyncContextManager[TimedEngine]:
+        """Run an engine on a machine, with host memory and a disk tier of its own; ``kv`` overrides ``KvSettings``.
+
+        ``at_work`` engines work at the same time. Raises what the engine raises.
+        """
 
 
 @asynccontextmanager
-async def machines(
-    engines: EngineMaker,
-    folder: Path,
+async def engines_on(
+    machines: Machines,
+    maker: EngineMaker,
     names: Sequence[str],
-    *,
-    sharing: bool = True,
     at_work: int = 1,
     **kv: Any,  # noqa: ANN401
-) -> AsyncGenerator[dict[str, VllmEngine]]:
-    """Run an engine for each name, with tiers below ``folder``; ``kv`` overrides ``KvSettings``.
-
-    ``at_work`` of them work at the same time. Unless they are ``sharing``, none serves what it holds.
-    """
-    peers = sharing_peers(folder) if sharing else PeerSettings(host=_HOST, timeout_s=TIMEOUT_S)
+) -> AsyncGenerator[Mapping[str, TimedEngine]]:
+    """Run one engine for each name, the first one on the first machine. They start at the same time."""
     async with AsyncExitStack() as running:
-        yield {
-            name: await running.enter_async_context(
-                engines.caching(folder / name, instance=name, at_work=at_work, peers=peers, **kv)
-            )
-            for name in names
-        }
-
-
-def sharing_peers(folder: Path) -> PeerSettings:
-    """Settings of machines that share with each other, with a new key in ``folder``."""
-    key_file = folder / "peers.key"
-    key_file.touch(mode=0o600)
-    key_file.write_text(secrets.token_urlsafe(32))
-    return PeerSettings(key_file=key_file, host=_HOST, timeout_s=TIMEOUT_S)
+        # Each one ends in order, also if another one does not start.
+        started = await asyncio.gather(
+            *(
+                running.enter_async_context(machines.engine(number, maker, name, at_work, **kv))
+                for number, name in enumerate(names)
+            ),
+            return_exceptions=True,
+        )
+        for engine in started:
+            if isinstance(engine, BaseException):
+                raise engine
+        yield dict(zip(names, [engine for engine in started if not isinstance(engine, BaseException)], strict=True))

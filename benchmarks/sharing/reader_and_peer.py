@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.measuring.engines import EngineMaker, Generation
 from benchmarks.measuring.local_stack import LocalStack
-from benchmarks.sharing.machines import sharing_peers
+from benchmarks.sharing.peer_settings import sharing_peers
+from benchmarks.sharing.readdressed_engine import ReaddressedEngine
 from benchmarks.sharing.relay import Relay
-from benchmarks.sharing.relayed_engine import RelayedEngine
 from benchmarks.sharing.serving_machine import ServingMachine
 from cachectl.runtime.instances.live_instances import FixedInstances, LiveEngine
 from cachectl.runtime.live_controller import LiveController
@@ -94,7 +94,7 @@ class ReaderAndPeer:
 
     async def _peer_joins(self) -> None:
         self._engines[self.peer.name] = self.peer.engine
-        self._seen[self.peer.name] = RelayedEngine(self.peer.engine, self.relay.address)
+        self._seen[self.peer.name] = ReaddressedEngine(self.peer.engine, self.relay.address)
         await self._live.follow()
 
     async def _peer_leaves(self) -> None:

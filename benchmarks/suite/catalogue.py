@@ -64,7 +64,7 @@ BENCHMARKS = (
         "--pairs 90 --stretch 30 --warm-up 30 --questions 200 --host-gib 0.0625 --disk-gib 0.1875",
         _SQUAD,
     ),
-    Benchmark("sharing", "--tokens 500 --rounds 3 --documents 24 --queries 16 --turns 3"),
+    Benchmark("sharing", "--tokens 500 --rounds 3 --documents 24 --queries 16 --turns 2"),
     Benchmark("peer-faults", "--faults stopped,lying --seconds 10 --documents 40"),
     Benchmark("orders", "--questions 24 --topic-questions 12", _SQUAD),
     Benchmark("prompts", "--questions 4 --max-tokens 64", ("squad", "nq_gold", "rgb", "dragonball")),

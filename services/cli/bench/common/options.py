@@ -72,18 +72,21 @@ SearchRatioOption = Annotated[
 SeedOption = Annotated[int, typer.Option(help="Random seed.")]
 
 
-def numbers(given: str, option: str, most: float = math.inf) -> list[float]:
-    """Parse positive numbers, separated by commas, none above ``most``. Empty text gives none.
+def numbers(given: str, option: str, most: float = math.inf, *, zero: bool = False) -> list[float]:
+    """Parse positive numbers, or also ``zero``, separated by commas, none above ``most``. Empty text gives none.
 
     Raises typer.BadParameter.
     """
     try:
         parsed = [float(number) for number in given.split(",") if given]
     except ValueError:
-        parsed = [0.0]
-    if not all(0 < number <= most and math.isfinite(number) for number in parsed):
-        bound = "" if most == math.inf else f" up to {most:g}"
-        raise typer.BadParameter(f"give positive numbers{bound}, separated by commas", param_hint=option)
+        parsed = [-1.0]
+    if not all((zero or number) and 0 <= number <= most and math.isfinite(number) for number in parsed):
+        kind, bound = (
+            "numbers from 0 up" if zero else "positive numbers",
+            "" if most == math.inf else f" up to {most:g}",
+        )
+        raise typer.BadParameter(f"give {kind}{bound}, separated by commas", param_hint=option)
     return parsed
 
 

@@ -1,25 +1,35 @@
 """``ragtree bench sharing``: KV of another machine, against computing it, and against machines that share nothing.
 
-Measures the time to first token with a document in this machine's memory, in another one's and nowhere, and the
-bandwidth of the read against a plain copy over TCP. Then it measures the queries a second of two machines that share,
-and of one that answers beside a KV generator, against two stacks behind a load balancer, and against one stack that
-routes queries to where their documents are. All of them take turns. With as many ``--clients`` as ``--queries``, all
-queries arrive at once: that is the overload in which Shared RAG-DCache measures latency.
+The machines are two Ray nodes on this one, each with an address, a folder, host memory and an engine of its own. The
+engines run in processes of the nodes, as in a stack. Clients and controllers run in this process; ``asking_share``
+tells what they take.
 
-Limits: the machines are engines on this one, with memory and disks of their own, and their link is the loopback device.
-They share its processors. Documents are synthetic.
+Measures the time to first token with a document in this machine's memory, in another one's and nowhere, and the
+bandwidth of the read against a plain copy over TCP. These are timed in the engine's process, so that no message between
+processes is in them. Then it measures the queries a second of two machines that share, and of one that answers beside a
+KV generator, against two stacks behind a load balancer, and against one stack that routes queries to where their
+documents are. All of them take turns on the same engines, each time from empty caches. With as many ``--clients`` as
+``--queries``, all queries arrive at once: that is the overload in which Shared RAG-DCache measures latency.
+
+Limits: the machines share this one's processors, and their link is the loopback device. Documents are synthetic.
 """
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from services.cli.bench.common.options import SeedOption, numbers
+from services.cli.bench.common.options import SeedOption, counts, numbers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
+
+if TYPE_CHECKING:
+    from benchmarks.sharing.benchmark import SharingResult
+    from benchmarks.sharing.throughput import Throughput
+
+_WAYS = "alone,routed,shared,one,generator"
 
 
 def sharing(
@@ -29,13 +39,24 @@ def sharing(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each length, each with new documents.")] = 10,
     documents: Annotated[int, typer.Option(min=2, help="Documents that queries concern.")] = 60,
     document_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of them.")] = 500,
-    top_k: Annotated[int, typer.Option(min=1, help="Documents per prompt.")] = 1,
+    top_k: Annotated[str, typer.Option(help="Documents per prompt, in numbers separated by commas.")] = "1",
+    prepare_after_s: Annotated[
+        str,
+        typer.Option(
+            help="Seconds that a query waits before a KV generator computes its documents, separated by commas. With "
+            "each number of documents, each is a measurement. By default controller.prepare_after_s."
+        ),
+    ] = "",
+    ways: Annotated[str, typer.Option(help="Ways to serve, separated by commas.")] = _WAYS,
     hot_share: Annotated[
         float, typer.Option(min=0.001, max=0.499, help="Share of the documents that half of the queries concern.")
     ] = 0.229,
     clients: Annotated[int, typer.Option(min=1, help="Queries at a time.")] = 4,
-    queries: Annotated[int, typer.Option(min=1, help="Queries of each way to serve them, in each turn.")] = 100,
-    turns: Annotated[int, typer.Option(min=2, help="Turns. The first one fills the caches, and is not counted.")] = 4,
+    queries: Annotated[
+        int,
+        typer.Option(min=1, help="Queries of each way in each turn. As many fill the caches before, and do not count."),
+    ] = 100,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each way, each from empty caches.")] = 2,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 4,
     kv_tokens: Annotated[int, typer.Option(min=64, help="KV cache of each engine, in tokens.")] = 8192,
     host_gib: Annotated[float, typer.Option(min=0, help="Host memory of each machine for KV, in GiB.")] = 0.25,
@@ -47,29 +68,35 @@ def sharing(
     from benchmarks.measuring.engines import EngineMaker
     from benchmarks.sharing.benchmark import SharingBenchmark
     from benchmarks.sharing.first_tokens import FirstTokenRounds
-    from benchmarks.sharing.throughput import Load, ThroughputTurns
+    from benchmarks.sharing.load import Load
+    from benchmarks.sharing.throughput import Point, ThroughputTurns
+    from benchmarks.sharing.ways import WAYS
     from generator.models import ModelStore
+    from services.cli.bench.sharing.ray_machines import RayMachines
 
     config = load_config()
     lengths = [int(length) for length in numbers(tokens, "--tokens", kv_tokens / 2)]
-    load = Load(documents, document_tokens, top_k, clients, queries, turns, answer_tokens, hot_share)
-    models = ModelStore(config.cache_dir)
-    benchmark = SharingBenchmark(
-        FirstTokenRounds(EngineMaker(config.generator, models, at_once=2, kv_tokens=kv_tokens), lengths, rounds),
-        ThroughputTurns(
-            EngineMaker(config.generator, models, at_once=9, kv_tokens=kv_tokens),
-            config.controller,
-            config.cache_dir / "profiles",
-            load,
-            host_gib=host_gib,
-            disk_gib=disk_gib,
-        ),
-    )
-    with StepBars() as show:
+    waits: list[float | None] = [*numbers(prepare_after_s, "--prepare-after-s", zero=True)]
+    chosen = ways.split(",")
+    if unknown := [way for way in chosen if way not in WAYS]:
+        raise typer.BadParameter(f"there is no way {unknown[0]!r}; the ways are {_WAYS}", param_hint="--ways")
+    points = [
+        Point(documents_each, wait)
+        for documents_each in counts(top_k, "--top-k")
+        for wait in waits or [config.controller.prepare_after_s]
+    ]
+    maker = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
+    load = Load(documents, document_tokens, clients, queries, turns, answer_tokens, hot_share)
+    throughput = ThroughputTurns(config.controller, config.cache_dir / "profiles", load, chosen, points)
+    with StepBars() as show, RayMachines.running() as machines:
+        benchmark = SharingBenchmark(
+            machines, maker, FirstTokenRounds(lengths, rounds), throughput, host_gib=host_gib, disk_gib=disk_gib
+        )
         result = asyncio.run(benchmark.run(seed, show))
-    if as_json:
-        print_json(result)
-        return
+    print_json(result) if as_json else _print(result)
+
+
+def _print(result: "SharingResult") -> None:
     table = Table("document", "in this memory", "in another machine's", "computed", "read at", "of a plain copy")
     for row in result.first_tokens:
         table.add_row(
@@ -80,24 +107,42 @@ def sharing(
         )
     results.print(table)
     table = Table(
-        "machines", "queries/s", "mean TTFT", "mean latency", "tokens not computed", "read on the other", "generated"
+        "documents, prepared after",
+        "machines",
+        "queries/s",
+        "mean TTFT",
+        "mean latency",
+        "tokens not computed",
+        "read on the other",
+        "generated",
+        "asking",
     )
-    for way, served in result.ways.items():
-        table.add_row(
-            way,
-            f"{served.queries_per_s:.2f}",
-            f"{served.mean_ttft_ms:.0f} ms",
-            f"{served.mean_latency_ms:.0f} ms",
-            f"{served.token_hit_rate:.0%}",
-            f"{served.peer_rate:.0%}",
-            f"{served.generated_rate:.0%}",
-        )
+    for point in result.points:
+        for way, served in point.ways.items():
+            table.add_row(
+                _named(point),
+                way,
+                f"{served.queries_per_s:.2f}",
+                f"{served.mean_ttft_ms:.0f} ms",
+                f"{served.mean_latency_ms:.0f} ms",
+                f"{served.token_hit_rate:.0%}",
+                f"{served.peer_rate:.0%}",
+                f"{served.generated_rate:.0%}",
+                f"{served.asking_share:.0%}",
+            )
     results.print(table)
-    results.print(
-        f"machines that share serve {result.shared_over_alone:.2f} times as many queries as ones that are "
-        f"alone, and {result.shared_over_routed:.2f} times as many as with routing only; with a KV generator "
-        f"{result.generator_over_alone:.2f} times as many as alone, at {result.generator_latency:.0%} of the latency; "
-        f"one machine with a KV generator serves {result.generator_over_one:.2f} times as many as without, at "
-        f"{result.generator_latency_of_one:.0%} of the latency",
-        highlight=False,
-    )
+    for point in result.points:
+        for ratio, what in (
+            (point.shared_over_alone, "as many queries with machines that share as with ones that are alone"),
+            (point.shared_over_routed, "as many as with routing only"),
+            (point.generator_over_alone, "as many with a KV generator as with machines that are alone"),
+            (point.generator_latency, "the latency of machines that are alone, with a KV generator"),
+            (point.generator_over_one, "as many with a KV generator as with one machine without"),
+            (point.generator_latency_of_one, "the latency of one machine without a KV generator, with it"),
+        ):
+            if ratio is not None:
+                results.print(f"{_named(point)}: {ratio:.2f} times {what}", highlight=False)
+
+
+def _named(point: "Throughput") -> str:
+    return f"{point.top_k}, {'never' if point.prepare_after_s is None else f'{point.prepare_after_s:g} s'}"
