@@ -106,21 +106,13 @@ def _print(result: "SharingResult") -> None:
             f"{row.bandwidth_share_of_tcp:.0%}",
         )
     results.print(table)
-    table = Table(
-        "documents, prepared after",
-        "machines",
-        "queries/s",
-        "mean TTFT",
-        "mean latency",
-        "tokens not computed",
-        "read on the other",
-        "generated",
-        "asking",
-    )
     for point in result.points:
+        table = Table(
+            *("machines", "queries/s", "TTFT", "latency", "not computed", "read elsewhere", "generated", "asking"),
+            title=_named(point),
+        )
         for way, served in point.ways.items():
             table.add_row(
-                _named(point),
                 way,
                 f"{served.queries_per_s:.2f}",
                 f"{served.mean_ttft_ms:.0f} ms",
@@ -130,8 +122,7 @@ def _print(result: "SharingResult") -> None:
                 f"{served.generated_rate:.0%}",
                 f"{served.asking_share:.0%}",
             )
-    results.print(table)
-    for point in result.points:
+        results.print(table)
         for ratio, what in (
             (point.shared_over_alone, "as many queries with machines that share as with ones that are alone"),
             (point.shared_over_routed, "as many as with routing only"),
@@ -141,8 +132,9 @@ def _print(result: "SharingResult") -> None:
             (point.generator_latency_of_one, "the latency of one machine without a KV generator, with it"),
         ):
             if ratio is not None:
-                results.print(f"{_named(point)}: {ratio:.2f} times {what}", highlight=False)
+                results.print(f"{ratio:.2f} times {what}", highlight=False)
 
 
 def _named(point: "Throughput") -> str:
-    return f"{point.top_k}, {'never' if point.prepare_after_s is None else f'{point.prepare_after_s:g} s'}"
+    wait = "never" if point.prepare_after_s is None else f"after {point.prepare_after_s:g} s"
+    return f"{point.top_k} documents in a prompt, prepared {wait}"
