@@ -56,9 +56,8 @@ class RayMachines:
 
         Raises Unavailable if the second one does not join the first one.
         """
-        # Ray keeps its files in this folder, too. In its usual one, it would tell other commands that this is the Ray
-        # of this machine.
-        with TemporaryDirectory(prefix="ragtree-bench-") as name, ExitStack() as ended, _no_process_left():
+        # The name is short, because sockets lie deep below it.
+        with TemporaryDirectory(prefix="ragtree-") as name, ExitStack() as ended, _no_process_left():
             folder = Path(name)
             _start_first(folder)
             with _second_node(folder):
@@ -132,7 +131,9 @@ def _start_first(folder: Path) -> None:
         logging_level="WARNING",
         _node_ip_address=_ADDRESSES[_FIRST],
         _node_name=_FIRST,
-        _temp_dir=str(folder),
+        # In its usual folder, Ray would tell other commands that this is the Ray of this machine. It opens its folder
+        # to all users, so it gets one inside of ours.
+        _temp_dir=str(folder / "r"),
     )
     # Ray has installed its own.
     signal.signal(signal.SIGTERM, ending)
