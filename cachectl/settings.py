@@ -86,8 +86,8 @@ class ControllerSettings(BaseModel):
     prepare_after_s: float | None = Field(
         0.1,
         ge=0,
-        description="After so many seconds in the queue, a query's documents are prefetched: their KV is loaded or "
-        "computed before its turn, if the engine has room. None switches this off.",
+        description="After so many seconds in the queue, a query's documents are prefetched before its turn: their KV "
+        "is loaded, and computed if the engine has room. None switches this off.",
     )
     lease_s: float = Field(
         900.0, gt=0, description="A plan that is not completed within so many seconds counts as lost."

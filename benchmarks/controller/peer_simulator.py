@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.controller.machines import TIMEOUT_S
-from benchmarks.simulation.simulator import SimulatedService, Simulator
+from benchmarks.simulation.simulator import PREFILLED, SimulatedService, Simulator
 from cachectl.runtime.instances.peer_reads import PeerReads
 from cachectl.sharding.shard_choice import shard_of
 from protocol.kv import PeerRead
@@ -97,7 +97,7 @@ class PeerSimulator(Simulator):
         computed = max(1, running.total_tokens - cached)
         end = ready + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
         self._engine_free_s[grant.instance] = end
-        self._at(end, 0, grant.query_id)
+        self._at(end, PREFILLED, grant.query_id)
 
     def _read(
         self, reads: PeerReads, instance: str, step: GrantedDocument, begin: float, until: float

@@ -5,6 +5,10 @@ are modelled: an instance prefills one request after another. A prefill takes th
 the KV of the plan is loaded over the device's link. Tokens then take ``decode_s`` each, while the next prefill runs.
 Swapping out uses the other direction of the link and costs nothing.
 
+With ``load_ahead_s``, what a request needs of slower tiers is loaded after so many seconds in the queue, as in the live
+controller: one load at a time on each instance, while it prefills for others. Such a load takes the link, so that loads
+of prefills wait for its end. Nothing is computed ahead.
+
 With composed reuse, documents that a composed prompt found no KV of are computed behind its first document, as in the
 live controller, if that is done before the next request arrives. Selecting what is computed again costs nothing.
 """
@@ -35,11 +39,16 @@ if TYPE_CHECKING:
     from cachectl.tree.grant import Grant
 
 
+PREFILLED, FINISHED, LOADED, WAITED = range(4)
+"""Kinds of events."""
+
+
 class SimulatedService(NamedTuple):
     """The simulated service: instances, running and queued requests per instance, and the bounds on reordering.
 
     Requests that arrive while every queue is full wait outside, first come, first served. Their waiting time counts.
     With a ``recompute_share``, prompts may be composed, and so much of what is donated to them is computed again.
+    Requests that have waited for ``load_ahead_s`` seconds are loaded for; None if none are.
     """
 
     instances: int = 1
@@ -50,6 +59,7 @@ class SimulatedService(NamedTuple):
     decode_s: float = 0.0
     order: DocumentOrder = DocumentOrder.RETRIEVAL
     recompute_share: float | None = None
+    load_ahead_s: float | None = None
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
@@ -111,10 +121,14 @@ class Simulator:
         self._device = device
         self._service = service
         self._order = order_by_name(service.order)
-        # Ends of prefills (kind 0) and of answers (kind 1), by time.
+        # By time, with kinds and queries.
         self._events: list[tuple[float, int, int, str]] = []
         self._event_count = 0
         self._engine_free_s = dict.fromkeys(scheduler.tree.tiers.gpus, 0.0)
+        self._link_free_s = dict.fromkeys(scheduler.tree.tiers.gpus, 0.0)
+        # Requests that have waited for long enough, and those that were loaded for.
+        self._overdue: set[str] = set()
+        self._loaded: set[str] = set()
         self._running: dict[str, _Running] = {}
         self._ttft = TimeHistogram()
         self._documents = self._hit_documents = self._tokens = self._composed_tokens = 0
@@ -128,7 +142,7 @@ class Simulator:
         room = self._service.instances * (self._service.max_running + self._service.max_queued)
         upcoming = next(requests, None)
         while upcoming is not None or self._events:
-            full = len(self._running) >= room
+            full = len(self._running) >= room or self._blocked()
             if upcoming is not None and not full and (not self._events or upcoming.arrival_s <= self._events[0][0]):
                 now = max(now, upcoming.arrival_s)
                 arrived += 1
@@ -137,7 +151,16 @@ class Simulator:
                 upcoming = next(requests, None)
             else:
                 now, _, kind, query_id = heapq.heappop(self._events)
-                self._finish(query_id, now) if kind else self._prefilled(query_id, now)
+                if kind == WAITED:
+                    self._overdue.add(query_id)
+                elif kind == PREFILLED:
+                    self._prefilled(query_id, now)
+                elif kind == LOADED:
+                    self._end(query_id, now)
+                else:
+                    self._finish(query_id, now)
+                if self._overdue:
+                    self._load_ahead(now)
         return self._result(arrived, now)
 
     def _arrive(self, query_id: str, traced: TraceRequest, now: float) -> None:
@@ -155,6 +178,40 @@ class Simulator:
         grant = self._scheduler.admit(request, now)
         if grant is not None:
             self._start(grant, now)
+        elif self._service.load_ahead_s is not None:
+            self._at(now + self._service.load_ahead_s, WAITED, query_id)
+
+    def _blocked(self) -> bool:
+        """Whether all queues are full although slots may be free: the first request waits for its load ahead."""
+        if self._service.load_ahead_s is None:
+            return False
+        return not any(self._scheduler.instances.may_queue(instance) for instance in self._engine_free_s)
+
+    def _load_ahead(self, now: float) -> None:
+        """Begin to load for the next requests that have waited, where nothing is loaded for others."""
+        book, slots = self._scheduler.book, self._scheduler.speculative
+        self._overdue = {query_id for query_id in self._overdue if book.waits(query_id)}
+        for soonest in slots.loading_next():
+            for query_id in soonest:
+                documents = slots.to_load(query_id) if query_id in self._overdue - self._loaded else 0
+                if documents:
+                    asked = book.requests[query_id].request
+                    ahead = asked._replace(
+                        query_id=f"{query_id}~load", documents=asked.documents[:documents], question_tokens=0
+                    )
+                    grant = slots.load(query_id, ahead, now)
+                    if grant is not None:
+                        self._loaded.add(query_id)
+                        self._carry(grant, now)
+                    break
+
+    def _carry(self, grant: Grant, now: float) -> None:
+        """Have the link carry what a plan loads ahead."""
+        sources = [(document.tokens, document.source) for document in grant.documents if document.source is not None]
+        load_s = sum(self._device.load_seconds(tokens, source) for tokens, source in sources)
+        end = max(now, self._link_free_s[grant.instance]) + load_s
+        self._link_free_s[grant.instance] = end
+        self._at(end, LOADED, grant.query_id)
 
     def _start(self, grant: Grant, now: float) -> None:
         """Count the plan's hits, and schedule its prefill for when the engine is free."""
@@ -188,12 +245,15 @@ class Simulator:
         # The last token is always computed: the answer's first token comes from it.
         computed = max(1, running.total_tokens - cached)
         begin = max(now, self._engine_free_s[grant.instance])
+        if load_s:
+            begin = max(begin, self._link_free_s[grant.instance])
+            self._link_free_s[grant.instance] = begin + load_s
         end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
         if first:
             front = sum(document.tokens for _, document in grant.first if document.source is not None)
             end += self._device.prefill_seconds(front, sum(first.values()))
         self._engine_free_s[grant.instance] = end
-        self._at(end, 0, grant.query_id)
+        self._at(end, PREFILLED, grant.query_id)
 
     def _prefilled(self, query_id: str, now: float) -> None:
         running = self._running[query_id]
@@ -202,12 +262,17 @@ class Simulator:
         if decode_s:
             for grant in self._scheduler.prefilled(query_id, now):
                 self._start(grant, now)
-            self._at(now + decode_s, 1, query_id)
+            self._at(now + decode_s, FINISHED, query_id)
         else:
             self._finish(query_id, now)
 
     def _finish(self, query_id: str, now: float) -> None:
         del self._running[query_id]
+        self._loaded.discard(query_id)
+        self._end(query_id, now)
+
+    def _end(self, query_id: str, now: float) -> None:
+        """Complete a plan, and start the requests whose turn that makes."""
         for grant in self._scheduler.complete(query_id, now, kept=True, unwritten=()):
             self._start(grant, now)
 

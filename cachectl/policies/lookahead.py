@@ -37,6 +37,10 @@ class Lookahead:
                 del self._needed[key]
         return keys
 
+    def needs(self, key: bytes) -> bool:
+        """Whether a waiting request needs this node."""
+        return key in self._needed
+
     def next_use(self, key: bytes) -> int | None:
         """Arrivals between the longest waiting request and the first that needs this node. None if none needs it.
 

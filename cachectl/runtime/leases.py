@@ -63,6 +63,10 @@ class Leases:
         """Lease the grant of ``SpeculativeSlots.prefetch``, if there is one."""
         return self._leased(self._scheduler.speculative.prefetch(query_id, request, self._clock()))
 
+    def load(self, query_id: str, request: Request) -> Grant | None:
+        """Lease the grant of ``SpeculativeSlots.load``, if there is one."""
+        return self._leased(self._scheduler.speculative.load(query_id, request, self._clock()))
+
     def generate(self, query_id: str, request: Request) -> Grant | None:
         """Lease the grant of ``SpeculativeSlots.generate``, if there is one."""
         return self._leased(self._scheduler.speculative.generate(query_id, request, self._clock()))

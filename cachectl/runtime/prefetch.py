@@ -1,8 +1,9 @@
 """Prefetches for requests that wait: loads and computes what they lack before their turn comes.
 
-While all slots are taken by requests that have their first tokens, no step of the engine has a prefill, so prefetches
-for its own requests use that part. At other times KV generators compute what requests lack: instances that do nothing
-else, as in Shared RAG-DCache.
+Loads take nothing of the engine's steps, so they begin at any time. Computing waits for room: while all slots are taken
+by requests that have their first tokens, no step of the engine has a prefill, so prefetches for its own requests use
+that part. At other times KV generators compute what requests lack: instances that do nothing else, as in Shared
+RAG-DCache.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from cachectl.runtime.request_reader import RequestReader
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.errors import RagtreeError
 from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
+from protocol.prompts import Prompt
 
 _log = structlog.get_logger(__name__)
 
@@ -58,6 +60,9 @@ class Prefetcher:
         # The waiting requests that were offered to a KV generator, and those for which one works.
         self._offered: set[str] = set()
         self._generating: set[str] = set()
+        # The waiting requests that something is loaded for, and how many documents were loaded for each so far.
+        self._loading: dict[str, asyncio.Task[Outcome]] = {}
+        self._loaded: dict[str, int] = {}
         self.prefetched_tokens = 0
         self.generated_tokens = 0
 
@@ -65,8 +70,8 @@ class Prefetcher:
     def while_waiting(self, request: AdmissionRequest) -> Iterator[None]:
         """Prefetch for a request while the context is open.
 
-        If the wait fails, its prefetch is cancelled. So is the work of a KV generator once the request's turn has come:
-        it would come too late.
+        If the wait fails, its prefetch is cancelled. So are the work of a KV generator and a load once the request's
+        turn has come: they would come too late.
         """
         if self._prefills is None or self._after_s is None:
             yield
@@ -82,14 +87,18 @@ class Prefetcher:
             timer.cancel()
             self._overdue.pop(request.query_id, None)
             self._offered.discard(request.query_id)
+            self._loaded.pop(request.query_id, None)
             if request.query_id in self._generating:
                 self._running[request.query_id].cancel()
+            if request.query_id in self._loading:
+                self._loading[request.query_id].cancel()
 
     def start(self) -> None:
         """Start prefetches for overdue requests where there is room. To be called when a request or a prefill ends.
 
         An instance's own room goes to the longest waiting request. A KV generator takes the one that has waited for the
-        shortest time: what it computes for one whose turn is near would come too late.
+        shortest time: what it computes for one whose turn is near would come too late. An instance that prefetches
+        nothing loads for the request whose turn is next.
         """
         for query_id, request in list(self._overdue.items()):
             if query_id in self._running:
@@ -107,6 +116,11 @@ class Prefetcher:
                 # Its own instance may have room later, for what KV generators do not do: load.
                 self._offered.add(query_id)
                 self._prefetch(request, own=False)
+        for soonest in self._scheduler.speculative.loading_next():
+            for query_id in soonest:
+                documents = self._to_load(query_id)
+                if documents and not self._load(self._overdue[query_id], documents):
+                    break
 
     def _became_overdue(self, request: AdmissionRequest) -> None:
         self._overdue[request.query_id] = request
@@ -132,15 +146,50 @@ class Prefetcher:
                 self._generating.add(request.query_id)
             self._running[request.query_id] = self._prefills.start(plan, partial(self._ended, request, plan))
 
+    def _to_load(self, query_id: str) -> int:
+        """How many documents to load for a request; 0 if none, if it is not overdue, or if that was done before."""
+        if query_id not in self._overdue or query_id in self._loading:
+            return 0
+        documents = self._scheduler.speculative.to_load(query_id)
+        return documents if documents > self._loaded.get(query_id, 0) else 0
+
+    def _load(self, request: AdmissionRequest, documents: int) -> bool:
+        """Start to load a request's first documents. Whether to try another one: not if it started or had no room."""
+        if self._requests.outdated(request):
+            return True
+        ahead = self._exactly(request, request.prompt.of_prefix(range(documents)))
+        try:
+            grant = self._leases.load(request.query_id, self._requests.request(ahead))
+        except RagtreeError as error:
+            _log.warning("a load could not start", query_id=request.query_id, error=str(error))
+            return True
+        if grant is not None:
+            self._loaded[request.query_id] = documents
+            plan = self._plans.build(ahead, grant, speculative=True)
+            self._deliveries.start()
+            assert self._prefills is not None
+            self._loading[request.query_id] = self._prefills.start(plan, partial(self._load_ended, request))
+        return False
+
+    def _load_ended(self, request: AdmissionRequest, outcome: Outcome) -> None:
+        del self._loading[request.query_id]
+        self.prefetched_tokens += outcome.prepared_tokens
+        self.start()
+        self._deliveries.start()
+
     def _ahead(self, request: AdmissionRequest) -> AdmissionRequest:
         """What to prefill for a request that waits, in full, as nothing composed is kept.
 
         Of a prompt that will be composed, that is what it loads, and behind it what nothing is donated for.
         """
-        plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
         prompt, found = request.prompt, self._scheduler.book.found(request.query_id)
         if found.composing is not None:
             prompt = prompt.of_prefix(found.composing.exact(found.loading.documents))
+        return self._exactly(request, prompt)
+
+    def _exactly(self, request: AdmissionRequest, prompt: Prompt) -> AdmissionRequest:
+        """The request with another prompt, of which nothing is composed, and with an id of its own."""
+        plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
         return msgspec.structs.replace(request, query_id=plan_id, prompt=prompt, reuse=Reuse.EXACT)
 
     def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:

@@ -137,6 +137,7 @@ class Dispatcher:
             request.pinned,
             prefix,
             request.recompute_share,
+            scheduled.only_loads,
         )
         grant.ends += ends
         self.began(grant)

@@ -75,9 +75,13 @@ class InstanceState:
             return False
         return self._step is None or self.step_taken(besides) < self._step.tokens
 
+    def prefetches(self) -> bool:
+        """Whether a prefetch runs."""
+        return any(guess.is_prefetch for guess in self.speculations.values())
+
     def has_room_for_prefetch(self) -> bool:
         """Whether the step has a whole prompt's part free, and no prefetch runs."""
-        if any(guess.is_prefetch for guess in self.speculations.values()):
+        if self.prefetches():
             return False
         return self._step is None or self.step_taken() + self._step.prompt_tokens <= self._step.tokens
 

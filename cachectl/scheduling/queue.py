@@ -109,6 +109,10 @@ class CacheAwareQueue:
         """The greatest number of times that any query served so far was overtaken."""
         return self._largest_overtake
 
+    def soonest(self, count: int) -> list[str]:
+        """The ``count`` queries of highest known priority, whose turns come next unless one may wait no longer."""
+        return [query_id for _, _, query_id in heapq.nsmallest(count, self._waiting.values())]
+
     def overtaken(self, query_id: str) -> int:
         """How many younger queries were served since this one came. Raises UnknownPlan if it does not wait."""
         return self._overtaken(self._entry(query_id))

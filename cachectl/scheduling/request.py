@@ -34,7 +34,7 @@ class ScheduledRequest:
     ``step_share`` is what the prefill takes of each step of the engine, in tokens, while it runs. ``prefix`` is what
     the request finds cached, from its lookup until its start. A ``speculative`` request may turn out not to be wanted.
     A prefetch is speculative too. It has no answer, so it takes no slot: it has ``is_prefetch`` set, and the waiting
-    request that it serves names it in ``prefetched_by``.
+    request that it serves names it in ``prefetched_by``. One that ``only_loads`` takes no part of the steps either.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class ScheduledRequest:
         "instance",
         "is_prefetch",
         "keys",
+        "only_loads",
         "prefetched_by",
         "prefix",
         "request",
@@ -62,6 +63,7 @@ class ScheduledRequest:
         self.step_share = 0
         self.speculative = False
         self.is_prefetch = False
+        self.only_loads = False
         self.prefetched_by = ""
         self.prefix: CachedPrefix | None = None
         self.grant: Grant | None = None

@@ -1,9 +1,10 @@
-"""Speculative slots: prefills that fill room which requests leave empty, and make way for them."""
+"""Speculative slots: prefills in room that requests leave empty, which make way for them, and loads beside them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.tree.prefix_lookup import CachedPrefix
 from protocol.errors import Overloaded, UnknownPlan
 from protocol.tiers import Tier
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from cachectl.scheduling.request_book import RequestBook
     from cachectl.tree.grant import Grant
     from cachectl.tree.knowledge_tree import KnowledgeTree
+
+
+_SOONEST = 16
+"""How many waiting requests of an instance are loaded for: what later turns need would only fill its GPU."""
 
 
 class SpeculativeSlots:
@@ -105,6 +110,51 @@ class SpeculativeSlots:
         if grant is not None:
             waiting.prefetched_by = request.query_id
         return grant
+
+    def loading_next(self) -> list[list[str]]:
+        """The waiting requests that something may be loaded for: the next few of each instance without a prefetch."""
+        states = [state for state in self._instances.open().values() if state.queue and not state.prefetches()]
+        return [state.queue.soonest(_SOONEST) for state in states]
+
+    def to_load(self, query_id: str) -> int:
+        """How many documents to load for a waiting request, from the front; 0 if none.
+
+        None are if all that it would load lies in its instance's GPU, and while a prefetch runs there: one load at a
+        time delays those of running requests the least.
+        """
+        if not self._may_load(query_id):
+            return 0
+        found = self._book.found(query_id)
+        documents = found.loading.documents
+        # Faster tiers come first on a path, so the last document is in the GPU only if all are.
+        return documents if documents and found.copies[documents - 1].cache.tier is not Tier.GPU else 0
+
+    def load(self, query_id: str, request: Request, now: float) -> Grant | None:
+        """Start to load for a waiting request the documents of ``request``, beside whatever prefills run.
+
+        These are the first ``to_load`` ones, and all of its prompt. It has an id of its own, takes no part of the
+        steps, and evicts nothing that any waiting request needs. The turn of the waiting request does not come before
+        its end. None if it may not start, or if there is no room.
+        """
+        if not self._may_load(query_id):
+            return None
+        waiting = self._book.requests[query_id]
+        guess = self._book.new(request)
+        guess.instance = waiting.instance
+        found = self._book.found(query_id)
+        load_s = found.loading.seconds
+        guess.prefix = CachedPrefix(found.copies[: len(guess.keys)], found.loading, 0, load_s, load_s)
+        guess.only_loads = True
+        grant = self._start_prefetch(guess, now)
+        if grant is not None:
+            waiting.prefetched_by = request.query_id
+        return grant
+
+    def _may_load(self, query_id: str) -> bool:
+        if not self._book.waits(query_id):
+            return False
+        state = self._instances.open().get(self._book.requests[query_id].instance)
+        return state is not None and not state.prefetches()
 
     def may_generate(self, query_id: str) -> bool:
         """Whether a KV generator is idle, and none computes all documents of a waiting request already."""

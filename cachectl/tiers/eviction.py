@@ -53,7 +53,7 @@ class Eviction:
             return False
         if node.pins and not cache.may_pin(node.room):
             return False
-        victims = cache.gather(node, self._policy.priority(node, cache), batch.instance)
+        victims = cache.gather(node, self._policy.priority(node, cache), batch)
         if victims is None:
             return False
         for victim in victims:

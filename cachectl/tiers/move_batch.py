@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 class MoveBatch:
     """Moves that an ``instance`` carries out in this order; any instance at their location if it is empty.
 
-    ``writes`` are the copies in shared tiers that come into being with them.
+    ``writes`` are the copies in shared tiers that come into being with them. Moves ``ahead`` of a request's turn evict
+    nothing that any waiting request needs.
     """
 
-    __slots__ = ("instance", "moves", "writes")
+    __slots__ = ("ahead", "instance", "moves", "writes")
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, ahead: bool = False) -> None:
         self.instance = instance
+        self.ahead = ahead
         self.moves: list[Move] = []
         self.writes: list[Copy] = []

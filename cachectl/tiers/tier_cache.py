@@ -130,11 +130,12 @@ class TierCache(NodeCache):
         """Make a copy unevictable. Its owner removes it."""
         self._order.void(copy)
 
-    def gather(self, newcomer: Node, priority: float, instance: str) -> list[Copy] | None:
-        """The leaves to evict so that an instance's ``newcomer`` fits, children before parents; empty if there is room.
+    def gather(self, newcomer: Node, priority: float, batch: MoveBatch) -> list[Copy] | None:
+        """The leaves to evict so that a batch's ``newcomer`` fits, children before parents; empty if there is room.
 
-        None if it does not fit: too much is in use, or the policy values the victims more. The caller removes the
-        victims before anything else touches the cache.
+        None if it does not fit: too much is in use, or the policy values the victims more, or the batch is ahead of a
+        turn and a waiting request needs one of them. The caller removes the victims before anything else touches the
+        cache.
         """
         over = self.used + newcomer.room - self.capacity
         victims: list[Copy] = []
@@ -142,8 +143,12 @@ class TierCache(NodeCache):
         going: dict[Node, int] = {}
         policy, order = self._policy, self._order
         while over > 0:
-            lowest = self._lowest(going, instance)
-            if lowest is None or not policy.admits(priority, lowest[1]):
+            lowest = self._lowest(going, batch.instance)
+            if (
+                lowest is None
+                or not policy.admits(priority, lowest[1])
+                or (batch.ahead and policy.lookahead.needs(lowest[0].node.key))
+            ):
                 for spared in victims:
                     order.enter(spared)
                 return None

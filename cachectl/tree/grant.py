@@ -90,8 +90,8 @@ class Grant(MoveBatch):
         "tick",
     )
 
-    def __init__(self, query_id: str, instance: str, tick: int, computed_tokens: int) -> None:
-        super().__init__(instance)
+    def __init__(self, query_id: str, instance: str, tick: int, computed_tokens: int, ahead: bool = False) -> None:
+        super().__init__(instance, ahead)
         self.query_id = query_id
         self.tick = tick
         self.documents: list[GrantedDocument] = []

@@ -69,13 +69,15 @@ class GrantBook:
         pinned: int = 0,
         prefix: CachedPrefix | None = None,
         recompute_share: float | None = None,
+        ahead: bool = False,
     ) -> Grant:
         """Lock what a request finds, count its accesses, and reserve room for what it loads or computes.
 
         ``keys`` are the path's (``path_keys``), ``now`` is in seconds. The first ``pinned`` documents are pinned: the
         system prompt. ``prefix`` is what the request finds, if the caller has just looked it up. With a
-        ``recompute_share``, documents may be composed. Raises UnknownInstance, and InvalidRequest for a second grant of
-        one query.
+        ``recompute_share``, documents may be composed. A load ``ahead`` of a request's turn counts no access, as the
+        turn will, and takes no room from what waiting requests need. Raises UnknownInstance, and InvalidRequest for
+        a second grant of one query.
         """
         if query_id in self.open:
             raise InvalidRequest(f"query {query_id} has a plan already")
@@ -97,8 +99,9 @@ class GrantBook:
         used = keys if composing is None else used_keys(path, composing, dict(zip(indices, exact.keys, strict=True)))
 
         self.tick += 1
-        self._policy.begin(Arrival(self.tick, used, documents, computed - question_tokens, self._tiers.capacity))
-        grant = Grant(query_id, instance, self.tick, computed)
+        if not ahead:
+            self._policy.begin(Arrival(self.tick, used, documents, computed - question_tokens, self._tiers.capacity))
+        grant = Grant(query_id, instance, self.tick, computed, ahead)
         grant.fallback = prefix.fallback
         self._tiers.take_moves(grant)
         locked = _lock(exact, grant)
@@ -134,7 +137,11 @@ class GrantBook:
                 parent = None
             if parent is not None:
                 node = locked[index] if known else Node(key, *document, parent, self._page_tokens)
-                node.count_access(self.tick, now, self._window_s)
+                if grant.ahead:
+                    # No access, but recent: what is loaded for the next turn must not be evicted first.
+                    node.last_access = self.tick
+                else:
+                    node.count_access(self.tick, now, self._window_s)
                 if not hit:
                     node.count_computation(seconds_per_token)
                 near = hit and gpu.reaches(path.hits[index].cache)

@@ -36,16 +36,16 @@ class Engine:
 
     @property
     def works(self) -> bool:
-        """Whether the last prefill has not ended."""
-        return bool(self._ends) and not self._ends[-1].done()
+        """Whether a prefill has not ended."""
+        return any(not end.done() for end in self._ends)
 
     async def end(self, prefill: PrefillResult | None) -> None:
-        """End the last prefill."""
-        self._ends[-1].set_result(prefill)
+        """End the last prefill that has not ended."""
+        next(end for end in reversed(self._ends) if not end.done()).set_result(prefill)
         await settled()
 
     async def fail(self, error: Exception) -> None:
-        self._ends[-1].set_exception(error)
+        next(end for end in reversed(self._ends) if not end.done()).set_exception(error)
         await settled()
 
 

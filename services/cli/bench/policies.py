@@ -76,6 +76,14 @@ def policies(
             "exact prefixes are used.",
         ),
     ] = None,
+    load_ahead_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="After so many seconds in the queue, load what a request needs of slower tiers while others are "
+            "prefilled. By default its own prefill loads it.",
+        ),
+    ] = None,
     instances: Annotated[int, typer.Option(min=1, help="Instances of the engine.")] = 1,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that an instance runs at once.")] = 4,
     window: Annotated[int, typer.Option(min=0, help="How often a queued request may be overtaken.")] = WINDOW,
@@ -110,7 +118,12 @@ def policies(
 
     profile = _device(device, kv_bytes)
     service = SimulatedService(
-        instances, max_running, reorder_window=window, order=order, recompute_share=recompute_share
+        instances,
+        max_running,
+        reorder_window=window,
+        order=order,
+        recompute_share=recompute_share,
+        load_ahead_s=load_ahead_s,
     )
     if paper_table2:
         _table2(profile, service, requests or TABLE2_REQUESTS, seed, as_json)

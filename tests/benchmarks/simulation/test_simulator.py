@@ -515,3 +515,24 @@ def test_order_that_a_policy_does_not_support_is_refused_before_the_run():
     service = SimulatedService(order=DocumentOrder.CACHED_FIRST)
     with pytest.raises(ConfigError, match="cached-first"):
         PolicyBenchmark(DEVICE, ROOM, service).run(Unread(), ["LRU", "BELADY"], lambda *_: None)
+
+
+# Loads ahead of turns
+
+
+def test_what_waits_is_loaded_while_another_request_is_prefilled():
+    # a and b go to host memory when c and d come. The last request loads them, 10 s, before it computes 2 tokens.
+    requests = [ask(0, "ab"), ask(100, "cd"), ask(200, "ef", question=30), ask(201, "ab")]
+    room = Capacities(40, 100)
+    without = run(*requests, room=room, max_running=1)
+    ahead = run(*requests, room=room, max_running=1, load_ahead_s=1.0)
+    assert ahead.ttft[:3] == without.ttft[:3]
+    assert ahead.ttft[3] == pytest.approx(without.ttft[3] - 10)
+    assert ahead.result.hit_tokens_by_tier == {"gpu": 20, "host": 0, "disk": 0}
+    check_integrity(ahead.tree)
+
+
+def test_no_request_is_lost_with_loads_ahead():
+    result = simulate(busy(), "PGDSF", Capacities(100, 400), max_running=2, max_queued=5, load_ahead_s=0.0)
+    assert result.requests == 300
+    assert result.documents == simulate(busy(), "PGDSF", Capacities(100, 400), max_running=2, max_queued=5).documents

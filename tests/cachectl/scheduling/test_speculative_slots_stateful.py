@@ -122,6 +122,34 @@ class SpeculatingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(which=indices)
+    def load(self, which):
+        query_id = pick(sorted(self.waiting), which)
+        documents = self.scheduler.speculative.to_load(query_id)
+        if not documents:
+            return
+        self.queries += 1
+        plan_id = str(self.queries)
+        asked = self.scheduler.book.requests[query_id].request
+        ahead = asked._replace(query_id=plan_id, documents=asked.documents[:documents], question_tokens=0)
+        needed = {node.key for node in self.tree.registry.nodes.values() if self.tree.policy.lookahead.needs(node.key)}
+        gpu = self.tree.tiers.gpu(self.scheduler.book.requests[query_id].instance)
+        before = {node.key for node in self.tree.registry.nodes.values() if node.copy_in(gpu)} & needed
+        grant = self.scheduler.speculative.load(query_id, ahead, 0.0)
+        after = {node.key for node in self.tree.registry.nodes.values() if node.copy_in(gpu)}
+        assert before <= after, "a load has evicted what a waiting request needs"
+        if grant is None:
+            assert plan_id not in self.tree.grants.open
+            return
+        assert grant.instance not in self.retired
+        assert all(step.source is not None or step.peer is not None for step in grant.documents), "a load computes"
+        assert not self.scheduler.book.requests[plan_id].step_share
+        self.prepared[plan_id] = query_id
+        self.given_up[plan_id] = grant
+        self.prefilling.add(plan_id)
+        assert not self.scheduler.speculative.to_load(query_id)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=indices)
     def generate(self, which):
         query_id = pick(sorted(self.waiting), which)
         self.queries += 1
