@@ -14,7 +14,7 @@ from protocol.errors import Conflict, InternalError, RagtreeError, UnknownJob
 log = structlog.get_logger(__name__)
 
 Ending: TypeAlias = Literal["completed", "no_room", "failed"]
-"""How the work of a job ends; ``no_room``: the tiers were full before it was done."""
+"""How the work of a job ends; ``no_room``: the tiers had no room for some of it."""
 
 CacheJobStatus: TypeAlias = Literal["queued", "in_progress", "cancelled"] | Ending
 

@@ -14,6 +14,7 @@ from gateway.background.idle_prefill import Outcome, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.background.past_queries import PastQueries
 from gateway.background.replay import Replay
+from gateway.background.room_left import RoomLeft
 from gateway.background.stored_documents import stored_documents
 from gateway.limits.auth import namespace_of
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -76,7 +77,8 @@ class Precomputations:
 
     A precomputation evicts nothing. It replays the most frequent sequences of the query log, if so many are asked for,
     and then prefills the donors of all documents. What is cached when it begins, it finds in one look at the tree. That
-    is how a later one continues an interrupted one, without an engine step. Once the tiers are full, it only counts.
+    is how a later one continues an interrupted one, without an engine step. It skips what the tiers have no room for, as
+    shorter documents may fit, and only counts the rest once nothing fits any more.
     """
 
     def __init__(
@@ -104,18 +106,18 @@ class Precomputations:
 
     async def _run(self, body: PrecomputeBody, tenant: str, job: Precomputation) -> Ending:
         look = partial(cached_sequences, self._parts.controller, self._parts.layout, namespace_of(tenant))
-        cached = await self._idle.spend(look)
+        cached, room = await self._idle.spend(look), RoomLeft()
         if body.top is not None:
-            await self._prefill_sequences(job, body.top, tenant, body.collection, cached)
+            await self._prefill_sequences(job, body.top, tenant, body.collection, cached, room)
         if body.donors:
-            await self._prefill_collections(job, tenant, body.collection, cached)
+            await self._prefill_collections(job, tenant, body.collection, cached, room)
         if job.full:
             return "no_room"
         failed = job.unresolved or job.sequences.failed or job.chunks.failed
         return "failed" if failed and not (job.sequences.cached or job.chunks.cached) else "completed"
 
     async def _prefill_sequences(
-        self, job: Precomputation, top: int, tenant: str, collection: str | None, cached: Cached
+        self, job: Precomputation, top: int, tenant: str, collection: str | None, cached: Cached, room: RoomLeft
     ) -> None:
         logged = await self._past.logged(tenant, collection)
         asked = Counter(
@@ -129,10 +131,10 @@ class Precomputations:
         job.sequences.total = len(frequent)
         for contents, search in frequent:
             prefill = partial(self._replay.prefill, search, evicting=False)
-            await self._prefill(job, job.sequences, contents in cached, prefill)
+            await self._prefill(job, job.sequences, room, contents in cached, prefill)
 
     async def _prefill_collections(
-        self, job: Precomputation, tenant: str, collection: str | None, cached: Cached
+        self, job: Precomputation, tenant: str, collection: str | None, cached: Cached, room: RoomLeft
     ) -> None:
         retriever = self._parts.retriever
         held = await self._idle.spend(partial(retriever.list_collections, tenant))
@@ -142,11 +144,13 @@ class Precomputations:
         # Listing the documents of a collection that does not exist raises the right error.
         for name in [one.name for one in wanted] if collection is None else [collection]:
             async for document in stored_documents(retriever, tenant, name):
-                await self._prefill_document(job, tenant, document, cached)
+                await self._prefill_document(job, tenant, document, cached, room)
                 job.documents_done += 1
                 job.documents = max(job.documents, job.documents_done)
 
-    async def _prefill_document(self, job: Precomputation, tenant: str, document: DocumentInfo, cached: Cached) -> None:
+    async def _prefill_document(
+        self, job: Precomputation, tenant: str, document: DocumentInfo, cached: Cached, room: RoomLeft
+    ) -> None:
         try:
             donors = await self._donors.of_document(tenant, document.collection, document.document_id)
         except UnknownDocument:
@@ -158,23 +162,26 @@ class Precomputations:
             return
         for donor in donors:
             prefill = partial(self._donors.prefill, donor)
-            self._metrics.prefilled_ingested(await self._prefill(job, job.chunks, donor.contents in cached, prefill))
+            outcome = await self._prefill(job, job.chunks, room, donor.contents in cached, prefill)
+            self._metrics.prefilled_ingested(outcome)
 
     async def _prefill(
         self,
         job: Precomputation,
         prefills: Prefills,
+        room: RoomLeft,
         is_cached: bool,
         prefill: Callable[[], Coroutine[Any, Any, Prefilled]],
     ) -> Outcome | Literal["failed"]:
-        """Do one of the job's prefills, unless it is cached or the tiers are full. Counts and returns the outcome."""
+        """Do one of the job's prefills, unless it is cached or no room is expected. Counts and returns the outcome."""
         try:
             if is_cached:
                 done = Prefilled("present")
-            elif job.full:
+            elif not room.expected:
                 done = Prefilled("no_room")
             else:
                 done = await prefill()
+                room.note(done.outcome)
         except RagtreeError as error:
             prefills.add("failed")
             job.progressed(error)

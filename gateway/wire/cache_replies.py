@@ -122,7 +122,7 @@ class WarmUpReply(msgspec.Struct, frozen=True, kw_only=True):
 class PrecomputeReply(msgspec.Struct, frozen=True, kw_only=True):
     """A precomputation. Its counters are those of ``Precomputation``.
 
-    The status ``no_room`` means that the tiers were full before everything was computed.
+    The status ``no_room`` means that the tiers had no room for something, which was skipped.
     """
 
     job_id: str

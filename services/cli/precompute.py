@@ -54,11 +54,11 @@ def precompute(
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the KV of documents ahead of time, on idle instances only, until the tiers are full.
+    """Compute the KV of documents ahead of time, on idle instances only, as far as the tiers have room.
 
-    Nothing is evicted for it, and nothing that is cached is computed again: the same command continues a job that has
-    ended early, such as with its gateway. Ctrl-C leaves the job running. The exit code is 1 if the job failed or was
-    cancelled.
+    Nothing is evicted for it. What does not fit is skipped and counted; shorter documents may fit. Nothing that is
+    cached is computed again: the same command continues a job that has ended early, such as with its gateway. Ctrl-C
+    leaves the job running. The exit code is 1 if the job failed or was cancelled.
     """
     if (follow or cancel) and ((follow and cancel) or collection or top or tenant or not donors):
         raise typer.BadParameter(
@@ -120,7 +120,7 @@ def _left(prefills: dict[str, int]) -> int:
 
 def _report(job: dict[str, Any]) -> None:
     if job["status"] == "no_room":
-        errors.print("The tiers have no room left.")
+        errors.print("The tiers had no room for everything. What did not fit was skipped.")
     if job["status"] == "cancelled":
         errors.print("The job was cancelled. The same command continues it.")
     for kind, prefills in (("document sequences", job["sequences"]), ("chunks", job["chunks"])):

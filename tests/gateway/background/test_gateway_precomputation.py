@@ -8,7 +8,7 @@ import pytest
 from gateway_fakes import Stack, chunk, eventually
 from gateway_requests import by_label
 
-from gateway.background import idle_time
+from gateway.background import idle_time, room_left
 from gateway.limits.auth import namespace_of
 from protocol.cache import TierStats, TreeNode, TreeView
 from protocol.errors import EngineDied, RetrieverNotReady, Unavailable
@@ -124,15 +124,34 @@ async def test_one_look_at_the_tree_finds_what_is_cached(served):
     assert asked_for == [donor for rank in range(5) for donor in donors(rank) if donor not in (first, second)]
 
 
-async def test_full_tiers_end_the_computing_but_not_the_counting(served):
+async def test_what_does_not_fit_is_skipped_and_shorter_chunks_are_computed(served):
     (tier,) = served.stack.controller.tiers
     # The first chunk of a document has 2 + 3 tokens with the system prompt, the others have 8.
     served.stack.controller.tiers = (msgspec.structs.replace(tier, used_tokens=995),)
     holding(served.stack, node("hash1"), node("hash4", node("hash4-1")))
     job = await precomputed(served)
     assert (job["status"], job["documents_done"]) == ("no_room", 5)
-    assert job["chunks"] == NOTHING | {"total": 15, "computed": 1, "present": 3, "no_room": 11}
-    assert computed(served.stack) == [("hash0",)], "smaller chunks are not squeezed in behind"
+    assert job["chunks"] == NOTHING | {"total": 15, "computed": 3, "present": 3, "no_room": 9}
+    assert computed(served.stack) == [("hash0",), ("hash2",), ("hash3",)]
+
+
+async def test_full_tiers_end_the_computing_but_not_the_counting(served, monkeypatch):
+    monkeypatch.setattr(room_left, "_REFUSALS", 2)
+    controller = served.stack.controller
+    (tier,) = controller.tiers
+    controller.tiers = (msgspec.structs.replace(tier, used_tokens=1000),)
+    holding(served.stack, node("hash1"))
+    warm, tried = controller.warm, []
+
+    async def noted(request, evicting):
+        tried.append(tuple(document.key for document in request.prompt.documents))
+        return await warm(request, evicting)
+
+    controller.warm = noted
+    job = await precomputed(served)
+    assert (job["status"], job["documents_done"]) == ("no_room", 5)
+    assert job["chunks"] == NOTHING | {"total": 15, "present": 1, "no_room": 14}
+    assert tried == donors(0)[:2]
 
 
 async def test_full_tiers_that_hold_everything_are_no_obstacle(served):
@@ -179,7 +198,8 @@ async def test_sequences_do_not_evict_either(tmp_path, in_process, stack: Stack)
         job = await precomputed(served, top=3)
     assert job["status"] == "no_room"
     assert job["sequences"] == NOTHING | {"total": 3, "computed": 1, "no_room": 2}
-    assert computed(stack) == [("hash0",)]
+    # Behind it, the donors that fit.
+    assert computed(stack) == [("hash0",), ("hash1",), ("hash2",), ("hash3",), ("hash4",)]
 
 
 async def test_sequences_are_those_of_the_tenant_and_the_collection(tmp_path, in_process, stack: Stack):

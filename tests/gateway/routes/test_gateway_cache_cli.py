@@ -137,7 +137,7 @@ def test_precomputing_twice(run: Run, stack: Stack):
 def test_precomputing_until_the_tiers_are_full(run: Run, stack: Stack):
     stack.controller.tiers = ()
     shown = done(run("precompute", "--collection", "default")).stderr
-    assert "The tiers have no room left." in shown
+    assert "What did not fit was skipped." in shown
     assert "5 without room" in shown
 
 
