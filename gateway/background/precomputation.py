@@ -77,8 +77,8 @@ class Precomputations:
 
     A precomputation evicts nothing. It replays the most frequent sequences of the query log, if so many are asked for,
     and then prefills the donors of all documents. What is cached when it begins, it finds in one look at the tree. That
-    is how a later one continues an interrupted one, without an engine step. It skips what the tiers have no room for, as
-    shorter documents may fit, and only counts the rest once nothing fits any more.
+    is how a later one continues an interrupted one, without an engine step. It skips what the tiers have no room for:
+    shorter documents may fit. Once nothing fits any more, it only counts the rest.
     """
 
     def __init__(
