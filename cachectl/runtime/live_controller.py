@@ -74,7 +74,6 @@ class LiveController:
         self._deserted: dict[str, float] = {}
         # Instances join one after another, so that none drops what another one has just written.
         self._joining = asyncio.Lock()
-        self._started = False
         # What each disk holds, and a location with it, until all machines that are there at the start have reported.
         self._disk_reports: dict[str, tuple[str, ResidencyReport]] = {}
         self._fence = DeletionFence()
@@ -124,7 +123,6 @@ class LiveController:
         self._disk_reports.clear()
         controller.recovery.forget_recalled()
         self._fence.start()
-        self._started = True
 
     async def follow(self) -> bool:
         """Tell the controller which instances have come, gone or restarted since the last look. Whether any has.
@@ -208,7 +206,7 @@ class LiveController:
                 replace(report, nodes=()) if others.get(report.tier, set()) - {instance} else report
                 for report in reports
             ]
-            if not self._started:
+            if not self._fence.started:
                 reports = self._without_disk(reports, memory)
         if instance not in known.boots:
             log.info("an instance takes plans", instance=instance, location=location)

@@ -16,20 +16,6 @@ class PageRooms(Protocol):
         """Take note that the page has arrived, and that its checksum is right."""
 
 
-class BufferRoom:
-    """Room for one page in a buffer, its first row."""
-
-    def __init__(self, buffer: Page) -> None:
-        self._buffer = buffer
-
-    def parts(self, position: int) -> Sequence[Page]:
-        """The row of page ``position``."""
-        return [self._buffer[position]]
-
-    def filled(self, position: int) -> None:
-        """Do nothing: the page is where it belongs."""
-
-
 class BlockRooms:
     """Room in the ``blocks`` of a target: their own memory, or else a buffer that is written to them when it is full.
 

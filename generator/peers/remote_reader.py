@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from generator.peers.connection_pool import ConnectionPool, Reply
 from generator.peers.errors import PeerUnreachable, Reason
-from generator.peers.page_rooms import BlockRooms, BufferRoom, PageRooms
+from generator.peers.page_rooms import BlockRooms, PageRooms
 from generator.peers.wire import OUTCOMES, Head, Outcome, ReadRequest, Status, decode_head, framed
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
 from protocol.kv import Pages
@@ -37,13 +37,6 @@ class RemoteReader:
         self._copy = copy
         self._deadline = deadline
         self._buffer = buffer
-
-    def page(self, index: int) -> Page:
-        """Page ``index`` of the node. Valid until the next call or the end of reading."""
-        buffer = self._buffer()
-        self._read(index, 1, BufferRoom(buffer))
-        page: Page = buffer[0]
-        return page
 
     def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
         """Load the pages from ``first`` on into ``blocks``: into their own memory, or else through a buffer.

@@ -11,13 +11,13 @@ class DeletionFence:
     """Suspects the KV in all places, machines and disks, that the controller does not know.
 
     While a controller starts, it knows the places of its predecessor, if that has left a snapshot. Without one, it
-    cannot tell, and nothing is suspected then.
+    cannot tell, and nothing is suspected then. ``started`` says whether it has.
     """
 
     def __init__(self) -> None:
         self._recalled: frozenset[str] = frozenset()
         self._suspects_places = False
-        self._started = False
+        self.started = False
 
     def recall(self, places: Collection[str]) -> None:
         """Know the places of a former controller, and no others."""
@@ -25,11 +25,11 @@ class DeletionFence:
 
     def start(self) -> None:
         """Note that the controller has started: from now on, it knows the places of its own instances."""
-        self._recalled, self._suspects_places, self._started = frozenset(), True, True
+        self._recalled, self._suspects_places, self.started = frozenset(), True, True
 
     def suspected(self, instance: str, memory: KvMemory, known: InstanceRegistry | None) -> tuple[Tier, ...]:
         """The tiers of an instance whose KV may be of deleted documents. There are no ``known`` instances at first."""
-        new_here = self._started and known is not None and instance not in known.boots
+        new_here = self.started and known is not None and instance not in known.boots
         new_machine, new_disk = (self._is_new(place, known) for place in (memory.shared, disk_of(memory)))
         if known is not None and memory.shared in known.locations:
             # It keeps the disk that it came with, whatever the disk is called now.

@@ -30,7 +30,7 @@ from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.page_client import PeerPages
 from generator.peers.page_server import PageServer
 from generator.peers.remote_reader import RemoteReader
-from generator.tiers.base import KvBroken, KvMissing
+from generator.tiers.base import KvBroken, KvMissing, Page
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
@@ -81,7 +81,7 @@ def test_single_pages_are_read_in_any_order(arena: InterruptedArena, server: Pag
     write(arena, NODE, PAGES)
     with client.reading(server.address, NODE.key, Tier.HOST, PAGES, soon()) as reader:
         for index in (2, 0, 0, 1):
-            assert (reader.page(index) == content_of(NODE)[index]).all()
+            assert (page_of(reader, index) == content_of(NODE)[index]).all()
 
 
 def test_readings_share_a_buffer_one_after_the_other(
@@ -92,12 +92,23 @@ def test_readings_share_a_buffer_one_after_the_other(
     def reading() -> AbstractContextManager[RemoteReader]:
         return client.reading(server.address, NODE.key, Tier.HOST, PAGES, soon())
 
+    target = MemoryBlocks(2, (PAGE_BYTES,), reachable=False)
     with reading() as first, reading() as second:
-        page, other = first.page(0), second.page(1)
-        assert not np.shares_memory(page, other)
-        assert (page == content_of(NODE)[0]).all()
+        first.load(0, [0], target)
+        second.load(1, [1], target)
+    assert all((target.page(index) == content_of(NODE)[index]).all() for index in range(2))
+    buffers = {id(buffer) for buffer in client._spare_buffers}
+    assert len(buffers) == 2
     with reading() as third:
-        assert np.shares_memory(third.page(2), page) or np.shares_memory(third.page(2), other)
+        third.load(2, [0], target)
+    assert {id(buffer) for buffer in client._spare_buffers} == buffers
+
+
+def page_of(reader: RemoteReader, index: int) -> Page:
+    """One page that a reader loads."""
+    target = MemoryBlocks(1, (PAGE_BYTES,))
+    reader.load(index, [0], target)
+    return target.page(0)
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(3, (0,)), (-1, (0,)), (2, (0, 1)), (1 << 62, (0,))])
@@ -115,7 +126,7 @@ def test_loading_a_page_beyond_the_last_raises(
     with client.reading(server.address, NODE.key, tier, PAGES, soon()) as reader:
         with pytest.raises(IndexError):
             reader.load(first, blocks, MemoryBlocks(2, (PAGE_BYTES,)))
-        assert (reader.page(2) == content_of(NODE)[2]).all()
+        assert (page_of(reader, 2) == content_of(NODE)[2]).all()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +147,7 @@ def test_a_copy_that_the_peer_lacks_is_missing(
 ) -> None:
     write(arena, NODE, PAGES)
     with client.reading(server.address, key, tier, pages, soon()) as reader, pytest.raises(KvMissing):
-        reader.page(0)
+        page_of(reader, 0)
     assert (load(client, server.address) == content_of(NODE)).all()
 
 
@@ -144,7 +155,7 @@ def test_a_missing_copy_of_very_many_pages_is_missing(server: PageServer, client
     pages = Pages(tuple(range(70_000, 270_000)), 1)
     reading = client.reading(server.address, NODE.key, Tier.HOST, pages, soon())
     with reading as reader, pytest.raises(KvMissing, match=NODE.key):
-        reader.page(0)
+        page_of(reader, 0)
 
 
 def test_a_copy_that_is_broken_at_the_peer_is_broken(
