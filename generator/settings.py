@@ -206,7 +206,10 @@ class GeneratorSettings(BaseModel):
     )
     max_num_seqs: int = Field(64, gt=0, description="Maximum number of sequences in one engine step.")
     cpu_threads: int = Field(
-        1, gt=0, description="Threads of the engine on a machine without a GPU. Tensor-parallel ranks share them."
+        1,
+        gt=0,
+        description="Threads of the engine on a machine without a GPU. Tensor-parallel ranks share them. In a stack, "
+        "OMP_NUM_THREADS has no effect.",
     )
     cpu_kv_cache_gib: int = Field(1, gt=0, description="KV cache on a machine without a GPU, in GiB.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory for the engine.")

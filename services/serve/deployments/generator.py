@@ -1,5 +1,6 @@
 """The generator as a Ray Serve deployment."""
 
+import os
 from contextlib import aclosing
 
 from ray import serve
@@ -23,6 +24,8 @@ class GeneratorDeployment:
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         config.observability.configure_logging()
+        # Ray gives a replica that reserves no CPUs one thread. The engine would take that for its user's choice.
+        os.environ.pop("OMP_NUM_THREADS", None)
         self._instance: str = serve.get_replica_context().replica_id.unique_id
         self._engine = generator_factory(on_this_machine(config), get_node_ip_address()).engine(self._instance)
         await self._engine.start()
