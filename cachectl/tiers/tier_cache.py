@@ -70,6 +70,10 @@ class TierCache(NodeCache):
             pages = self.allocator.hand_out(node.room)
         copy = Copy(node, self, held, pages.numbers[0] if pages is not None else -1)
         node.add_copy(copy)
+        above = node.parent.copy_in(self) if node.parent is not None else None
+        if above is not None:
+            # It is no leaf any more. A restored tree has few leaves among many copies, which evictions would look for.
+            self._order.void(above)
         self._order.touch(copy)
         self.copies += 1
         self.used += node.room

@@ -1,6 +1,10 @@
 """Eviction swaps documents out to slower tiers, children before parents, and drops what loses its support."""
 
-from tree_cases import DISK, GPU, HOST, ask, begin, found, key, move, take_pending_moves, tree_of
+import pytest
+from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, disk_of, found, key, move, take_pending_moves, tree_of
+
+from cachectl.tree.integrity import check_integrity
+from protocol.kv import HeldNode
 
 
 def test_evicted_nodes_move_down_tier_by_tier_and_leave_the_last():
@@ -90,3 +94,24 @@ def test_a_document_larger_than_a_tier_evicts_nothing_from_it():
         ask(tree, path)
     assert ask(tree, "C").moves == []
     assert [found(tree, path) for path in "ab"] == [[HOST], [GPU]]
+
+
+@pytest.mark.parametrize("policy", ["LRU", "PGDSF", "FORESIGHT"])
+def test_only_leaves_of_a_restored_tree_are_looked_at(policy):
+    tree = tree_of(0, 0, 9, policy=policy)
+    paths = ["a", "d", "g", "ab", "de", "gh", "abc", "def", "ghi"]
+    disk = disk_of(tree)
+    assert all(tree.insert(HeldNode(TENANT, tuple(path), 1), disk) for path in paths)
+    check_integrity(tree)
+
+    def looked_at() -> set[str]:
+        paths = {copy.node: [node.content for node in copy.node.path] for copy in disk.spare(9)}
+        in_order = {node for node in tree.registry.nodes.values() for copy in node.copies if copy.ticket}
+        assert paths.keys() == in_order
+        return {"".join(path) for path in paths.values()}
+
+    assert looked_at() == {"abc", "def", "ghi"}
+    # A parent is looked at again when it has no child any more.
+    tree.delete("c")
+    assert looked_at() == {"ab", "def", "ghi"}
+    check_integrity(tree)
