@@ -51,7 +51,8 @@ class TierManager:
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
     called ``location``, and its disk ``disk``. ``arena`` hands out the pages of its host memory. ``links`` lead to
-    other locations. ``removal`` and ``eviction`` remove copies and make room.
+    other locations. ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity``
+    tokens.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class TierManager:
         self._find = find
         self.links = links or PeerLinks()
         self._gpu_capacity = capacities.gpu if policy.keeps else 0
+        # Each request asks for it, and there may be thousands of caches.
+        self.capacity = 0
         self.locations: dict[str, Location] = {}
         self.disks: dict[str, TierCache] = {}
         self.add_location(location, capacities.host, capacities.disk, arena, disk)
@@ -88,11 +91,6 @@ class TierManager:
         for location in self.locations.values():
             yield location.host
         yield from self.disks.values()
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that all caches hold together."""
-        return sum(cache.capacity for cache in self)
 
     def gpu(self, instance: str) -> TierCache:
         """An instance's own cache. Raises UnknownInstance."""
@@ -203,7 +201,9 @@ class TierManager:
         if place not in self.disks:
             capacity = disk if self._policy.keeps else 0
             self.disks[place] = TierCache(Tier.DISK, capacity, self._policy, location=place)
+            self.capacity += capacity
         self.locations[name] = Location(name, host, self.disks[place], self._policy, arena)
+        self.capacity += self.locations[name].host.capacity
 
     @property
     def places(self) -> set[str]:
@@ -231,6 +231,7 @@ class TierManager:
         for place in places:
             self.links.remove_place(place)
         del self.locations[name]
+        self.capacity -= sum([cache.capacity for cache in own])
         if location.disk in own:
             del self.disks[location.disk.location]
         return [copy for copy in unmade if copy is not None]
@@ -262,6 +263,7 @@ class TierManager:
         if instance not in self.gpus:
             below = self.locations[location].host
             self.gpus[instance] = TierCache(Tier.GPU, self._gpu_capacity, self._policy, instance, location, below)
+            self.capacity += self._gpu_capacity
 
     def remove_instance(self, instance: str) -> list[Copy]:
         """Remove an instance whose cache is empty; the copies that it was to make, which may not exist."""
@@ -269,6 +271,7 @@ class TierManager:
         self.under_way.lose(instance)
         unmade = [self.pending_moves.target(move) for move in self.pending_moves.lose(instance)]
         del self.gpus[instance]
+        self.capacity -= self._gpu_capacity
         self.links.remove_instance(instance)
         self.retired.discard(instance)
         self.kv_generators.discard(instance)

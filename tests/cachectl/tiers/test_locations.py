@@ -179,3 +179,17 @@ def test_a_machine_that_is_removed_leaves_nothing(kept):
     for path in ("pq", "rs", "tu"):
         ask(tree, path, "next")
     check_integrity(tree)
+
+
+def test_the_capacity_is_that_of_all_caches_that_are_there():
+    tree = near_and_far(gpu=2, host=3, disk=4)
+    assert tree.tiers.capacity == 3 * 2 + 2 * 3 + 2 * 4
+    tree.tiers.add_location(ELSEWHERE, 5, 6)
+    tree.tiers.add_location("third", 5, 6)
+    tree.add_instance("late", "third")
+    tree.add_instance("late", "third")
+    assert tree.tiers.capacity == sum(cache.capacity for cache in tree.tiers) == 20 + 5 + 6 + 2
+    for instance in ("far", "further"):
+        tree.remove_instance(instance)
+    tree.remove_location(ELSEWHERE)
+    assert tree.tiers.capacity == sum(cache.capacity for cache in tree.tiers) == 2 + 3 + 4 + 2 + 5 + 6

@@ -183,3 +183,11 @@ def test_a_machine_without_the_disk_reads_it_at_one_that_has_it():
     assert tree.tiers.links.addresses(COMMON) == ("peer:far",)
     tree.grants.lose_at(COMMON, [(key("a"), DISK)])
     assert found(tree, "a", "far") == []
+
+
+def test_the_disk_counts_once_until_the_last_machine_has_gone():
+    tree = tree_of(1, 2, 4, instances=["near"], elsewhere=["far"], disk_name="common")
+    assert tree.tiers.capacity == 2 * 1 + 2 * 2 + 4
+    tree.remove_instance("far")
+    tree.remove_location("elsewhere")
+    assert tree.tiers.capacity == sum(cache.capacity for cache in tree.tiers) == 1 + 2 + 4
