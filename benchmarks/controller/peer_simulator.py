@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LATENCY_S = 0.002
 """What a read takes besides the bytes."""
+_LOOK_S = 1.0
+"""How often the controller looks after its links, as the live one does."""
 
 
 class PeerSimulator(Simulator):
@@ -43,6 +45,7 @@ class PeerSimulator(Simulator):
         self._schedulers = schedulers
         self._link_bytes_per_s = link_bytes_per_s
         self._now = 0.0
+        self._looks_at_s = 0.0
         self._reads = [PeerReads(scheduler.tree, lambda: self._now) for scheduler in schedulers]
         # When each machine's link has sent what is planned so far.
         self._link_free_s = dict.fromkeys(self._tree.tiers.locations, 0.0)
@@ -69,8 +72,11 @@ class PeerSimulator(Simulator):
     def _start(self, grant: Grant, now: float) -> None:
         """Count the plan's hits, and schedule its prefill for when the engine is free and everything is loaded."""
         self._now = now
+        if now >= self._looks_at_s:
+            self._looks_at_s = now + _LOOK_S
+            for each in self._reads:
+                each.look()
         reads = self._reads[self._shards[grant.query_id]]
-        reads.look()
         self._instances[grant.query_id] = grant.instance
         running = self._running[grant.query_id]
         begin = ready = max(now, self._engine_free_s[grant.instance])
