@@ -6,6 +6,7 @@ import msgspec
 
 from benchmarks.controller.decisions import DecisionBenchmark, DecisionRow, Speedup, speedups
 from benchmarks.controller.directory import DirectoryBenchmark, DirectoryResult
+from benchmarks.controller.growth import GrowthBenchmark, GrowthRow
 from benchmarks.controller.network import NetworkBenchmark, NetworkRow
 from benchmarks.measuring.progress import Progress
 from cachectl.tree import knowledge_tree
@@ -21,6 +22,7 @@ class ControllerResult(msgspec.Struct, frozen=True):
     decisions: list[DecisionRow]
     shards_speedup: dict[str, Speedup]
     directory: DirectoryResult
+    growth: list[GrowthRow]
     network: list[NetworkRow]
 
 
@@ -38,25 +40,36 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class ControllerBenchmark:
-    """Measures decisions a second and the memory of the directory, and simulates bytes over the network."""
+    """Measures decisions a second and the directory, also as it grows, and simulates bytes over the network."""
 
     def __init__(
-        self, decisions: DecisionBenchmark, directory: DirectoryBenchmark, network: NetworkBenchmark, sizes: Sizes
+        self,
+        decisions: DecisionBenchmark,
+        directory: DirectoryBenchmark,
+        growth: GrowthBenchmark,
+        network: NetworkBenchmark,
+        sizes: Sizes,
     ) -> None:
         self._decisions = decisions
         self._directory = directory
+        self._growth = growth
         self._network = network
         self._sizes = sizes
 
+    def needed_bytes(self) -> int:
+        """About how much memory the largest directory takes. Raises ConfigError if there is less."""
+        return max(self._directory.needed_bytes(self._sizes.holders), self._growth.needed_bytes())
+
     def run(self, seed: int, progress: Progress) -> ControllerResult:
-        """Measure everything. Raises ConfigError if the directory does not fit into memory, before anything runs."""
+        """Measure everything. Raises ConfigError if a directory does not fit into memory, before anything runs."""
         sizes = self._sizes
-        self._directory.needed_bytes(sizes.holders)
+        self.needed_bytes()
         decisions = self._decisions.run(sizes.instances, sizes.shards, seed, progress)
         return ControllerResult(
             compiled=not knowledge_tree.__file__.endswith(".py"),
             decisions=decisions,
             shards_speedup=speedups(decisions),
             directory=self._directory.run(sizes.holders, progress),
+            growth=self._growth.run(seed, progress),
             network=self._network.run(sizes.machines, sizes.shards, sizes.links_gbit_per_s, seed, progress),
         )

@@ -1,31 +1,32 @@
 """Memory of the directory: what a controller keeps about each node and each machine that holds it.
 
 Each figure is what a new process takes more, by its resident memory, after it has registered all nodes on so many
-machines, as a restarted controller does. Prompts have three documents behind the system prompt, and share no first one.
-On disk a copy has no pages. In host memory it has numbered ones, and the pages that are free count too.
+machines, as a restarted controller does. On disk a copy has no pages. In host memory it has numbered ones, and the
+pages that are free count too.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 import psutil
 
 from benchmarks.controller.machines import PAGE_TOKENS, Machines
-from benchmarks.controller.popular_documents import NAMESPACE, content
 from benchmarks.controller.processes import Report, in_processes
+from benchmarks.controller.registered_paths import (
+    check_memory,
+    held_nodes,
+    needed_bytes,
+    nodes_of,
+    paths_of,
+    register,
+    whole_pages,
+)
 from benchmarks.measuring.progress import Progress
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
-from protocol.errors import ConfigError, InternalError
-from protocol.kv import HeldNode, Pages
 from protocol.tiers import Tier
-
-_PATH = 3
-_EVERY = 1000
-_NODE_BYTES, _COPY_BYTES, _PAGE_BYTES = 1300, 300, 6
-"""What to expect, on the safe side."""
 
 
 class DirectoryRow(msgspec.Struct, frozen=True):
@@ -58,8 +59,8 @@ class DirectoryBenchmark:
     def __init__(self, device: DeviceProfile, settings: ControllerSettings, nodes: int, document_tokens: int) -> None:
         self._device = device
         self._settings = settings
-        self._tokens = -(-document_tokens // PAGE_TOKENS) * PAGE_TOKENS
-        paths = max(1, nodes // _PATH)
+        self._tokens = whole_pages(document_tokens)
+        paths = paths_of(nodes)
         self._paths = {Tier.DISK: paths, Tier.HOST: max(1, paths // 10)}
 
     def needed_bytes(self, machines: Sequence[int]) -> int:
@@ -67,16 +68,9 @@ class DirectoryBenchmark:
         most = max(machines)
         pages = self._tokens // PAGE_TOKENS
         needed = max(
-            nodes * (_NODE_BYTES + most * (_COPY_BYTES + (pages * _PAGE_BYTES if tier is Tier.HOST else 0)))
-            for tier, nodes in self._nodes.items()
+            needed_bytes(nodes, most, pages if tier is Tier.HOST else 0) for tier, nodes in self._nodes.items()
         )
-        available = psutil.virtual_memory().available
-        if needed > available:
-            raise ConfigError(
-                f"a directory of so many nodes on {most} machines takes about {needed / 2**30:.1f} GiB, but only "
-                f"{available / 2**30:.1f} GiB are available",
-                param="nodes",
-            )
+        check_memory(needed, f"a directory of so many nodes on {most} machines", "nodes")
         return needed
 
     def run(self, machines: Sequence[int], progress: Progress) -> DirectoryResult:
@@ -92,7 +86,7 @@ class DirectoryBenchmark:
 
     @property
     def _nodes(self) -> dict[Tier, int]:
-        return {tier: _PATH * paths + 1 for tier, paths in self._paths.items()}
+        return {tier: nodes_of(paths) for tier, paths in self._paths.items()}
 
     def _row(self, tier: Tier, machines: int, progress: Progress) -> DirectoryRow:
         paths, nodes = self._paths[tier], self._nodes[tier]
@@ -138,26 +132,6 @@ def _taken_bytes(
     before = process.memory_info().rss
     tree = machines.scheduler(device, settings).tree
     for location in tree.tiers.locations.values():
-        cache = location.cache(tier)
-        for number, held in enumerate(_held_nodes(paths, tokens), start=1):
-            if not tree.insert(held, cache):
-                raise InternalError("a node was not registered")
-            if not number % _EVERY:
-                report.advance(_EVERY)
-        report.advance(number % _EVERY)
-        if cache.allocator is not None:
-            # The end of a restore.
-            cache.allocator.settle()
+        register(tree, location.cache(tier), held_nodes(paths, tokens), report)
     gc.collect()
     return process.memory_info().rss - before
-
-
-def _held_nodes(paths: int, tokens: int) -> Iterator[HeldNode]:
-    """What a tier reports: the system prompt, and behind it so many paths, with all of their nodes."""
-    pages = tokens // PAGE_TOKENS
-    for number in range(1 + _PATH * paths):
-        # A path's first document has the number 1, 4, 7 and so on.
-        first = number - (number - 1) % _PATH
-        documents = (0, *range(first, number + 1)) if number else (0,)
-        numbers = tuple(range(number * pages, (number + 1) * pages))
-        yield HeldNode(NAMESPACE, tuple(map(content, documents)), tokens, Pages(numbers, number + 1))

@@ -50,7 +50,8 @@ BENCHMARKS = (
     Benchmark("policies", "--requests 4000", trace=("ragpulse", "trace_ragpulse"), draws=True),
     Benchmark(
         "controller",
-        "--instances 10,100 --requests 500 --nodes 30000 --holders 1,4 --machines 10 --links 10 --machine-requests 50",
+        "--instances 10,100 --requests 500 --nodes 30000 --holders 1,4 --tree-nodes 30000,300000 --tree-requests 2000 "
+        "--machines 10 --links 10 --machine-requests 50",
     ),
     Benchmark("retrieval", "--vectors 50000 --nlist 256 --queries 40"),
     Benchmark("recall", "--questions 300", _SQUAD),

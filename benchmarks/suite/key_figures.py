@@ -39,6 +39,9 @@ KEY_FIGURES = {
         Figure("bytes a node, {}, one machine", "directory.node_bytes.*"),
         Figure("bytes that a further machine adds to a node, {}", "directory.machine_bytes.*"),
         Figure("bytes a node and machine, {}, {} machines", "directory.rows[tier,machines].bytes_per_node_and_machine"),
+        Figure("decisions a second on known paths, {} nodes", "growth[nodes].known.per_s"),
+        Figure("decisions a second on new paths, all tiers full, {} nodes", "growth[nodes].new.per_s"),
+        Figure("bytes a node, full disk, {} nodes", "growth[nodes].bytes_per_node"),
         Figure("tokens not computed, {} machines, {}, {} shards, {} Gbit/s", f"{_NETWORK}.token_hit_rate", "%"),
         Figure("tokens read on other machines, {} machines, {}, {} shards, {} Gbit/s", f"{_NETWORK}.peer_rate", "%"),
         Figure(

@@ -1,9 +1,10 @@
 """``ragtree bench controller``: how far the controller carries, with more instances, machines and documents.
 
 Measures the decisions a second of one controller and of several that share the requests, by the number of instances.
-Then it measures the memory that the controller takes for each node and each machine that holds it. It simulates how
-many bytes machines read of each other, and what that does for the hit rate, and how late first tokens come if several
-controllers do not see each other's load. Documents are drawn by Zipf's law.
+Then it measures the memory that the controller takes for each node and each machine that holds it, and whether
+decisions take longer as the directory grows. All nodes are really registered, on a full disk, so new ones evict. It
+simulates how many bytes machines read of each other, and what that does for the hit rate, and how late first tokens
+come if several controllers do not see each other's load. Documents are drawn by Zipf's law.
 
 Limits: it is a simulation. Scheduler and tree are the ones that serve, but engines, links and requests are modelled, by
 a device profile. There are no messages between processes. Shards run one after another, because they share nothing;
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.controller.benchmark import ControllerResult
     from benchmarks.controller.decisions import DecisionRow
     from benchmarks.controller.directory import DirectoryResult
+    from benchmarks.controller.growth import GrowthRow
     from benchmarks.controller.network import NetworkRow
 
 _MAX_RUNNING = 4
@@ -53,7 +55,17 @@ def controller(
         ),
     ] = 100_000,
     holders: Annotated[str, typer.Option(help="Machines that hold each of these nodes, in numbers.")] = "1,4,10",
-    machines: Annotated[str, typer.Option(help="Machines to simulate, in numbers.")] = "10,100",
+    tree_nodes: Annotated[
+        str,
+        typer.Option(help="Nodes on a full disk while decisions are timed, in numbers. 10 million take about 9 GiB."),
+    ] = "100000,1000000",
+    tree_requests: Annotated[int, typer.Option(min=1, help="Requests to time with each of these.")] = 5000,
+    machines: Annotated[
+        str,
+        typer.Option(
+            help="Machines to simulate, in numbers. With 1,000, each row of the network's table takes some minutes."
+        ),
+    ] = "10,100",
     links: Annotated[str, typer.Option(help="Links between them, in Gbit/s.")] = "10,25",
     machine_requests: Annotated[int, typer.Option(min=1, help="Requests to simulate for each machine.")] = 100,
     rate: Annotated[float, typer.Option(min=0.001, help="Requests a second for each machine.")] = 1.5,
@@ -69,6 +81,7 @@ def controller(
     from benchmarks.controller.benchmark import ControllerBenchmark, Sizes
     from benchmarks.controller.decisions import DecisionBenchmark
     from benchmarks.controller.directory import DirectoryBenchmark
+    from benchmarks.controller.growth import GrowthBenchmark
     from benchmarks.controller.machines import Machines
     from benchmarks.controller.network import NetworkBenchmark, NetworkLoad
     from benchmarks.controller.popular_documents import Documents
@@ -89,15 +102,17 @@ def controller(
         # Free pages take memory on each machine, and no decision looks at them.
         return Machines(count, gpu_tokens, min(gpu_tokens, host_tokens), link_bytes_per_s=link)
 
-    directory = DirectoryBenchmark(device, settings, nodes, document_tokens)
-    needed = directory.needed_bytes(sizes.holders)
-    errors.print(f"The directory takes about {needed / 2**30:.2f} GiB of memory.", highlight=False)
     benchmark = ControllerBenchmark(
         DecisionBenchmark(known, device, settings, asked, requests),
-        directory,
+        DirectoryBenchmark(device, settings, nodes, document_tokens),
+        GrowthBenchmark(
+            device, settings, counts(tree_nodes, "--tree-nodes"), document_tokens, gpu_tokens, tree_requests
+        ),
         NetworkBenchmark(device, settings, NetworkLoad(asked, machine_requests, rate), gpu_tokens, host_tokens),
         sizes,
     )
+    needed = benchmark.needed_bytes()
+    errors.print(f"The directory takes about {needed / 2**30:.2f} GiB of memory.", highlight=False)
     with StepBars() as show:
         result = benchmark.run(seed, show)
     print_json(result) if as_json else _print(result)
@@ -115,6 +130,13 @@ def _print(result: "ControllerResult") -> None:
         further = result.directory.machine_bytes.get(tier)
         added = "" if further is None else f", and each further machine adds {further:,.0f} bytes"
         results.print(f"{tier}: a node takes {node_bytes:,.0f} bytes on the first{added}", highlight=False)
+    results.print(_growth(result.growth))
+    for row in result.growth:
+        results.print(
+            f"{row.nodes:,} nodes: an index grew within {row.slowest_registration_ms:,.0f} ms, and all garbage was "
+            f"collected within {row.collection_s:.1f} s",
+            highlight=False,
+        )
     results.print(_network(result.network))
     if not result.compiled:
         results.print("cachectl is not compiled; `make setup` compiles it if there is a C compiler")
@@ -140,6 +162,22 @@ def _directory(result: "DirectoryResult") -> Table:
     table = Table("tier", "machines", "nodes", "bytes per node and machine")
     for row in result.rows:
         table.add_row(row.tier, f"{row.machines}", f"{row.nodes:,}", f"{row.bytes_per_node_and_machine:,.0f}")
+    return table
+
+
+def _growth(rows: "Sequence[GrowthRow]") -> Table:
+    table = Table("nodes", "bytes each", "lookup", "known paths", "p99", "new paths", "p99", "evictions")
+    for row in rows:
+        table.add_row(
+            f"{row.nodes:,}",
+            f"{row.bytes_per_node:,.0f}",
+            f"{row.lookup_us:.1f} µs",
+            f"{row.known.per_s:,.0f}/s",
+            f"{row.known.p99_us:,.0f} µs",
+            f"{row.new.per_s:,.0f}/s",
+            f"{row.new.p99_us:,.0f} µs",
+            f"{row.new.evictions:.1f}",
+        )
     return table
 
 

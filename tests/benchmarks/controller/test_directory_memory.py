@@ -3,8 +3,9 @@
 import psutil
 import pytest
 
-from benchmarks.controller.directory import DirectoryBenchmark, _held_nodes
+from benchmarks.controller.directory import DirectoryBenchmark
 from benchmarks.controller.machines import Machines
+from benchmarks.controller.registered_paths import held_nodes
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
 from cachectl.tree.integrity import check_integrity
@@ -20,7 +21,7 @@ def test_all_nodes_are_registered_on_each_machine(tier):
     room = 31 * 32
     tree = Machines(2, 0, room, room).scheduler(DEVICE, SETTINGS).tree
     for location in tree.tiers.locations.values():
-        assert all(tree.insert(held, location.cache(tier)) for held in _held_nodes(10, 32))
+        assert all(tree.insert(held, location.cache(tier)) for held in held_nodes(10, 32))
         assert location.cache(tier).used == room
     assert len(tree.registry.nodes) == 31
     assert sorted(node.depth for node in tree.registry.nodes.values()) == [1, *[2] * 10, *[3] * 10, *[4] * 10]
