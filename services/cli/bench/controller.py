@@ -166,7 +166,7 @@ def _directory(result: "DirectoryResult") -> Table:
 
 
 def _growth(rows: "Sequence[GrowthRow]") -> Table:
-    table = Table("nodes", "bytes each", "lookup", "known paths", "p99", "new paths", "p99", "evictions")
+    table = Table("nodes", "bytes each", "lookup", "known paths", "p99", "new paths", "p99", "evicted")
     for row in rows:
         table.add_row(
             f"{row.nodes:,}",
