@@ -15,9 +15,13 @@ log = structlog.get_logger(__name__)
 
 
 class Arrived(NamedTuple):
-    """An answered query: its time to first token since it was due, and when that was, in ``time.monotonic()``."""
+    """An answered query: the times to its first token and its end since it was due.
+
+    ``first_token_at`` is in ``time.monotonic()``.
+    """
 
     ttft_ms: float
+    latency_ms: float
     first_token_at: float
     answer: Generation
 
@@ -49,7 +53,7 @@ async def arriving(
             log.warning("a query was not answered", error=str(error))
             return None
         ttft_s = late_s + answer.ttft_ms / 1000
-        arrived = Arrived(ttft_s * 1000, due + ttft_s, answer)
+        arrived = Arrived(ttft_s * 1000, (time.monotonic() - due) * 1000, due + ttft_s, answer)
         if enough(arrived):
             done.set()
         return arrived

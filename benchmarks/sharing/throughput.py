@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
@@ -20,6 +21,7 @@ from benchmarks.measuring.local_stack import LocalStack
 from benchmarks.measuring.progress import Progress
 from benchmarks.sharing.load import Load
 from benchmarks.sharing.machines import TimedEngine
+from benchmarks.sharing.open_loop import Ask, arriving
 from benchmarks.sharing.ways import WAYS, Stacks
 from cachectl.settings import ControllerSettings
 from protocol.generation import Sampling
@@ -29,10 +31,14 @@ _STEP = "measuring throughput"
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What differs from measurement to measurement: documents in a prompt, and the controller's ``prepare_after_s``."""
+    """What differs from measurement to measurement: documents in a prompt, and the controller's ``prepare_after_s``.
+
+    Queries arrive ``rate`` times a second. Without a rate, clients ask one query after another.
+    """
 
     top_k: int
     prepare_after_s: float | None
+    rate: float | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -61,6 +67,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
     top_k: int
     prepare_after_s: float | None
+    rate: float | None
     shared_over_alone: float | None
     shared_over_routed: float | None
     generator_over_alone: float | None
@@ -109,35 +116,51 @@ class ThroughputTurns:
                     progress(_STEP, number * a_point + turn * len(order) + place, total)
                     namespace = f"{number} {turn} {way}"
                     async with stacks.serving(WAYS[way], settings) as serving:
-                        await self._turn(serving, filling, namespace)
-                        turns[way].append(await self._turn(serving, counted, namespace))
+                        await self._turn(serving, filling, namespace, None)
+                        turns[way].append(await self._turn(serving, counted, namespace, point.rate))
                 order.append(order.pop(0))
             rows.append(_compared(point, {way: _served(turns[way]) for way in self._ways}))
         progress(_STEP, total, total)
         return rows
 
-    async def _turn(self, stacks: Sequence[LocalStack], prompts: Sequence[Prompt], namespace: str) -> _Turn:
-        """Have all clients ask until there are no prompts left."""
-        left = iter(prompts)
-        took: list[Generation] = []
-        latencies_ms: list[float] = []
-        balanced = cycle(stacks)
+    async def _turn(
+        self, stacks: Sequence[LocalStack], prompts: Sequence[Prompt], namespace: str, rate: float | None
+    ) -> _Turn:
+        """Ask until there are no prompts left: at a ``rate`` of so many a second, or else by all clients."""
+        balanced, sampling = cycle(stacks), Sampling(self._load.answer_tokens)
+        asks = [partial(next(balanced).answer, prompt, namespace, sampling) for prompt in prompts]
         before = await _generated_tokens(stacks)
-        sampling = Sampling(self._load.answer_tokens)
-
-        async def client() -> None:
-            for prompt in left:
-                asked = time.perf_counter()
-                took.append(await next(balanced).answer(prompt, namespace, sampling))
-                latencies_ms.append(1000 * (time.perf_counter() - asked))
-
         began, worked = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(client() for _ in range(self._load.clients)))
+        came = await (_by_clients(asks, self._load.clients) if rate is None else _at_rate(asks, rate))
         seconds, asking_s = time.perf_counter() - began, time.process_time() - worked
         for stack in stacks:
             # Background work must not slow what comes next down.
             await stack.settle()
+        took, latencies_ms = [answer for answer, _ in came], [latency_ms for _, latency_ms in came]
         return _Turn(took, latencies_ms, seconds, asking_s, await _generated_tokens(stacks) - before)
+
+
+async def _by_clients(asks: Sequence[Ask], clients: int) -> list[tuple[Generation, float]]:
+    """Answers with their latencies in milliseconds, to clients that each ask one query after another."""
+    left = iter(asks)
+    came: list[tuple[Generation, float]] = []
+
+    async def client() -> None:
+        for ask in left:
+            asked = time.perf_counter()
+            answer = await ask()
+            came.append((answer, 1000 * (time.perf_counter() - asked)))
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return came
+
+
+async def _at_rate(asks: Sequence[Ask], rate: float) -> list[tuple[Generation, float]]:
+    """The same, with ``rate`` queries a second, whatever becomes of earlier ones. Raises ValueError if one fails."""
+    came = [arrived for arrived in await arriving(asks, rate) if arrived is not None]
+    if len(came) < len(asks):
+        raise ValueError(f"{len(asks) - len(came)} of {len(asks)} queries were not answered")
+    return [(arrived.answer, arrived.latency_ms) for arrived in came]
 
 
 def _served(turns: Sequence[_Turn]) -> Served:
@@ -161,6 +184,7 @@ def _compared(point: Point, ways: dict[str, Served]) -> Throughput:
     return Throughput(
         top_k=point.top_k,
         prepare_after_s=point.prepare_after_s,
+        rate=point.rate,
         shared_over_alone=_ratio(rates, "shared", "alone"),
         shared_over_routed=_ratio(rates, "shared", "routed"),
         generator_over_alone=_ratio(rates, "generator", "alone"),

@@ -12,7 +12,7 @@ from protocol.kv import PeerRead
 
 def arrived(ttft_ms: float, token: int = 7, peers: tuple[PeerRead, ...] = (), logprob: float = -1.0) -> Arrived:
     answer = Generation(ttft_ms, PrefillResult(10, 5, 1.0, peers=peers), "", (TokenLogprob(token, logprob),))
-    return Arrived(ttft_ms, ttft_ms / 1000, answer)
+    return Arrived(ttft_ms, ttft_ms, ttft_ms / 1000, answer)
 
 
 READ = (PeerRead("there", 64, 0.01),)

@@ -10,6 +10,7 @@ from benchmarks.sharing.readdressed_engine import ReaddressedEngine
 from benchmarks.sharing.throughput import Point, ThroughputTurns
 from benchmarks.sharing.ways import WAYS
 from cachectl.settings import ControllerSettings
+from protocol.errors import EngineDied
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult
 from protocol.kv import KvMemory, Peers
 from protocol.parts import Generator
@@ -88,6 +89,28 @@ async def test_each_point_has_its_own_prompts_and_ratios(tmp_path):
         assert all(served.asking_share > 0 for served in row.ways.values())
 
 
+async def test_queries_that_arrive_at_a_rate_are_asked_on_its_schedule(tmp_path):
+    engines = {"first": Engine(), "second": Engine()}
+    points = [Point(1, 0.1, 50.0), Point(1, 0.1)]
+    arriving, asked = await turns(tmp_path, ["one"], *points).run(engines, 1, lambda *_: None)
+    assert (arriving.rate, asked.rate) == (50.0, None)
+    # Four intervals of 20 ms lie between five queries.
+    assert arriving.ways["one"].queries_per_s <= LOAD.queries / (0.02 * (LOAD.queries - 1))
+
+
+async def test_a_query_without_an_answer_ends_the_measurement(tmp_path):
+    class Failing(Engine):
+        async def stream(self, plan, sampling):
+            if len(self.plans) >= LOAD.queries:
+                raise EngineDied("gone")
+            async for step in super().stream(plan, sampling):
+                yield step
+
+    engines = {"first": Failing(), "second": Engine()}
+    with pytest.raises(ValueError, match="5 of 5 queries were not answered"):
+        await turns(tmp_path, ["one"], Point(1, 0.1, 50.0)).run(engines, 1, lambda *_: None)
+
+
 async def test_a_readdressed_engine_serves_where_it_says_or_not_at_all():
     engine = Engine(MEMORY)
     for addresses in ((), ("127.0.0.1:2",)):
@@ -102,6 +125,7 @@ async def test_a_readdressed_engine_serves_where_it_says_or_not_at_all():
         ("--ways", "alone,together", "there is no way 'together'"),
         ("--prepare-after-s", "0,-1", "give numbers from 0 up"),
         ("--prepare-after-s", "soon", "give numbers from 0 up"),
+        ("--rate", "0", "give positive numbers"),
         ("--top-k", "0", "give numbers from 1 up"),
     ],
 )

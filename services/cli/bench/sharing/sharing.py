@@ -8,8 +8,10 @@ Measures the time to first token with a document in this machine's memory, in an
 bandwidth of the read against a plain copy over TCP. These are timed in the engine's process, so that no message between
 processes is in them. Then it measures the queries a second of two machines that share, and of one that answers beside a
 KV generator, against two stacks behind a load balancer, and against one stack that routes queries to where their
-documents are. All of them take turns on the same engines, each time from empty caches. With as many ``--clients`` as
-``--queries``, all queries arrive at once: that is the overload in which Shared RAG-DCache measures latency.
+documents are. All of them take turns on the same engines, each time from empty caches.
+
+``--clients`` ask one query after another. With ``--rate``, queries arrive on a schedule, whatever becomes of earlier
+ones. Above what a way can serve, its queue grows until the last query has come: latency is then that of an overload.
 
 Limits: the machines share this one's processors, and their link is the loopback device. Documents are synthetic.
 """
@@ -52,6 +54,10 @@ def sharing(
         float, typer.Option(min=0.001, max=0.499, help="Share of the documents that half of the queries concern.")
     ] = 0.229,
     clients: Annotated[int, typer.Option(min=1, help="Queries at a time.")] = 4,
+    rate: Annotated[
+        str,
+        typer.Option(help="Queries a second that arrive instead of those of --clients, separated by commas."),
+    ] = "",
     queries: Annotated[
         int,
         typer.Option(min=1, help="Queries of each way in each turn. As many fill the caches before, and do not count."),
@@ -77,13 +83,15 @@ def sharing(
     config = load_config()
     lengths = [int(length) for length in numbers(tokens, "--tokens", kv_tokens / 2)]
     waits: list[float | None] = [*numbers(prepare_after_s, "--prepare-after-s", zero=True)]
+    rates: list[float | None] = [*numbers(rate, "--rate")]
     chosen = ways.split(",")
     if unknown := [way for way in chosen if way not in WAYS]:
         raise typer.BadParameter(f"there is no way {unknown[0]!r}; the ways are {_WAYS}", param_hint="--ways")
     points = [
-        Point(documents_each, wait)
+        Point(documents_each, wait, each_s)
         for documents_each in counts(top_k, "--top-k")
         for wait in waits or [config.controller.prepare_after_s]
+        for each_s in rates or [None]
     ]
     maker = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
     load = Load(documents, document_tokens, clients, queries, turns, answer_tokens, hot_share)
@@ -137,4 +145,5 @@ def _print(result: "SharingResult") -> None:
 
 def _named(point: "Throughput") -> str:
     wait = "never" if point.prepare_after_s is None else f"after {point.prepare_after_s:g} s"
-    return f"{point.top_k} documents in a prompt, prepared {wait}"
+    asked = "" if point.rate is None else f", {point.rate:g} queries a second"
+    return f"{point.top_k} documents in a prompt, prepared {wait}{asked}"
