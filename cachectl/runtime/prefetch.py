@@ -100,6 +100,9 @@ class Prefetcher:
         shortest time: what it computes for one whose turn is near would come too late. An instance that prefetches
         nothing loads for the request whose turn is next.
         """
+        if not self._overdue:
+            # Most requests find no queue, and looking at all instances' queues takes time.
+            return
         for query_id, request in list(self._overdue.items()):
             if query_id in self._running:
                 # It was cancelled, and has not ended yet.
