@@ -38,8 +38,19 @@ def answer_of(came: Generation) -> Answer:
 
 
 async def uncached(engine: VllmEngine, path: KvPath, question: str, max_tokens: int = _ANSWER_TOKENS) -> Answer:
-    """The answer without any cache: under a new namespace, in which nothing is cached."""
-    return await ask(engine, KvPath(path.segments, 1).plan(question, None, None), max_tokens)
+    """The answer without any cache."""
+    return await ask(engine, uncached_plan(path, question), max_tokens)
+
+
+def uncached_plan(path: KvPath, question: str) -> PrefillPlan:
+    """A full prefill under a new namespace, in which nothing is cached."""
+    return KvPath(path.segments, 1).plan(question, None, None)
+
+
+def check_documents_matter(pairs: Sequence[tuple[Answer, Answer]]) -> None:
+    """Raise ValueError if answers to other documents begin alike: wrong KV would not show then."""
+    if sum(begins_alike(*pair) for pair in pairs) > len(pairs) // 4:
+        raise ValueError("the model answers alike whatever the documents are, so wrong KV would not show")
 
 
 def compare(pairs: Sequence[tuple[Answer, Answer]], tolerance: float) -> str:
