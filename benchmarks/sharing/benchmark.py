@@ -3,20 +3,18 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
-
 from benchmarks.measuring.engines import EngineMaker
 from benchmarks.measuring.progress import Progress
 from benchmarks.sharing.first_tokens import FirstTokenRounds, FirstTokens
 from benchmarks.sharing.machines import Machines, engines_on
 from benchmarks.sharing.peer_settings import sharing_peers
-from benchmarks.sharing.throughput import Throughput, ThroughputTurns
+from benchmarks.sharing.throughput import Ratios, Throughput, ThroughputTurns
 
 NAMES = ("machine-0", "machine-1")
 """The engines' names in plans: each machine has one."""
 
 
-class SharingResult(msgspec.Struct, frozen=True):
+class SharingResult(Ratios, frozen=True, kw_only=True):
     """First tokens by length of the prompt, and how each way served queries at each point.
 
     ``ttft_ms`` are the medians of the shortest prompt, for which reading on another machine pays least.
@@ -29,12 +27,6 @@ class SharingResult(msgspec.Struct, frozen=True):
     remote_over_computed: float
     bandwidth_share_of_tcp: float
     throughput: dict[str, float]
-    shared_over_alone: float | None
-    shared_over_routed: float | None
-    generator_over_alone: float | None
-    generator_over_one: float | None
-    generator_latency: float | None
-    generator_latency_of_one: float | None
     first_tokens: list[FirstTokens]
     points: list[Throughput]
 
@@ -76,12 +68,7 @@ class SharingBenchmark:
             remote_over_computed=shortest.remote_over_computed,
             bandwidth_share_of_tcp=longest.bandwidth_share_of_tcp,
             throughput={way: served.queries_per_s for way, served in first.ways.items()},
-            shared_over_alone=first.shared_over_alone,
-            shared_over_routed=first.shared_over_routed,
-            generator_over_alone=first.generator_over_alone,
-            generator_over_one=first.generator_over_one,
-            generator_latency=first.generator_latency,
-            generator_latency_of_one=first.generator_latency_of_one,
+            **{ratio: getattr(first, ratio) for ratio in Ratios.__struct_fields__},
             first_tokens=rows,
             points=points,
         )

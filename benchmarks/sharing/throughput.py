@@ -58,22 +58,27 @@ class Served(msgspec.Struct, frozen=True):
     asking_share: float
 
 
-class Throughput(msgspec.Struct, frozen=True):
-    """How each way served at one point. Ratios are of queries a second; None if one of both ways was not measured.
+class Ratios(msgspec.Struct, frozen=True, kw_only=True):
+    """Ratios of queries a second; None if one of both ways was not measured.
 
     ``generator_latency`` is the mean latency with a KV generator, as a share of that of machines that are alone;
     ``generator_latency_of_one`` as a share of that of one machine without a KV generator.
     """
 
-    top_k: int
-    prepare_after_s: float | None
-    rate: float | None
     shared_over_alone: float | None
     shared_over_routed: float | None
     generator_over_alone: float | None
     generator_over_one: float | None
     generator_latency: float | None
     generator_latency_of_one: float | None
+
+
+class Throughput(Ratios, frozen=True, kw_only=True):
+    """How each way served at one point."""
+
+    top_k: int
+    prepare_after_s: float | None
+    rate: float | None
     ways: dict[str, Served]
 
 
