@@ -123,12 +123,13 @@ class Stream:
             if not got:
                 raise PeerUnreachable(Reason.CUT, f"{self.peer} closed the connection")
             while got:
-                filled = rooms[at][:got]
+                filled = room = rooms[at]
+                if got < len(room):
+                    filled, rooms[at] = room[:got], room[got:]
                 if at < hashed:
                     digest.update(filled)
                 got -= len(filled)
-                rooms[at] = rooms[at][len(filled) :]
-                if not rooms[at]:
+                if filled is room:
                     at += 1
         return digest.intdigest()
 
@@ -155,8 +156,9 @@ def _within(rooms: Sequence[memoryview], at: int) -> list[memoryview]:
     """The rooms from ``at`` on that one call may fill."""
     some, left = [], _MOST_FILLED_BYTES
     for room in rooms[at : at + _MOST_PARTS]:
-        some.append(room[:left])
-        left -= len(some[-1])
-        if not left:
+        if len(room) >= left:
+            some.append(room[:left])
             break
+        some.append(room)
+        left -= len(room)
     return some
