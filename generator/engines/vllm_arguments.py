@@ -39,6 +39,9 @@ def prepare_environment(settings: GeneratorSettings) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         # Torch refuses a GPU to a process that was forked after it was asked whether there is one.
         **({"VLLM_WORKER_MULTIPROC_METHOD": "spawn"} if has_gpu() else {}),
+        # Even an eager engine compiles the functions that draw tokens and rank log probabilities, with a C++ compiler,
+        # at the first request that needs them. All requests would wait 10 s and more for it.
+        "TORCHDYNAMO_DISABLE": "1" if _is_eager(settings) else "0",
     }.items():
         if os.environ.get(name) == _set_here.get(name):
             os.environ[name] = _set_here[name] = value
@@ -109,6 +112,11 @@ def _with_prompt_layout(arguments: dict[str, Any], settings: GeneratorSettings, 
     transfer = arguments["kv_transfer_config"]
     extra = {**transfer.get("kv_connector_extra_config", {}), "prompt_layout": layout.digest}
     return {**arguments, "kv_transfer_config": {**transfer, "kv_connector_extra_config": extra}}
+
+
+def _is_eager(settings: GeneratorSettings) -> bool:
+    """Whether the engine compiles nothing: on a CPU, unless it is configured otherwise."""
+    return not has_gpu() and bool(settings.engine_args.get("enforce_eager", True))
 
 
 def _ranks(settings: GeneratorSettings) -> int:

@@ -84,6 +84,15 @@ def test_tensor_parallel_ranks_share_the_threads(ranks, threads, monkeypatch):
         assert os.environ["OMP_NUM_THREADS"] == threads
 
 
+@pytest.mark.skipif(has_gpu(), reason="a GPU's engine compiles")
+@pytest.mark.parametrize(("eager", "disabled"), [({}, "1"), ({"enforce_eager": False}, "0")])
+def test_an_eager_engine_compiles_nothing_at_a_request(eager, disabled, monkeypatch):
+    monkeypatch.setattr(vllm_arguments, "_set_here", {})
+    with mock.patch.dict(os.environ, clear=True):
+        prepare_environment(GeneratorSettings(engine_args=eager))
+        assert os.environ["TORCHDYNAMO_DISABLE"] == disabled
+
+
 def test_each_engine_gets_its_own_environment_unless_the_user_has_set_it(monkeypatch):
     monkeypatch.setattr(vllm_arguments, "_set_here", {})
     with mock.patch.dict(os.environ, {"VLLM_CPU_KVCACHE_SPACE": "7"}, clear=True):
