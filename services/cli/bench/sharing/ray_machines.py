@@ -156,4 +156,5 @@ def _second_node(folder: Path) -> Iterator[None]:
         yield
     finally:
         with undisturbed_by_signals():
-            end_family(psutil.Process(node.pid), _LEAVE_S)
+            if node.poll() is None:
+                end_family(psutil.Process(node.pid), _LEAVE_S)
