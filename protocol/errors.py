@@ -19,6 +19,7 @@
         UnknownInstance          no instance has this name
       Conflict                   the request contradicts the state of the stack, and will until that changes
         NoDocuments              the collection holds nothing to search yet
+        NoGraph                  the collection has no graph, or not yet
         IdempotencyMismatch      an Idempotency-Key was used again with another body
         PinRefused               the tier's limit of pinned tokens is reached
       PayloadTooLarge            the body exceeds the configured limit
@@ -172,6 +173,12 @@ class NoDocuments(Conflict):
     """The collection holds nothing to search yet."""
 
     code = "no_documents"
+
+
+class NoGraph(Conflict):
+    """The collection has no graph, or not yet."""
+
+    code = "no_graph"
 
 
 class IdempotencyMismatch(Conflict):

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from protocol.filters import Attributes, Filter
+from protocol.graph import GraphMode, Subgraph
 
 
 class SearchKind(StrEnum):
@@ -54,8 +55,8 @@ class SearchRequest(msgspec.Struct, frozen=True):
     attributes: a shard cannot refuse one, because it does not know the other shards' documents.
 
     ``rerank`` says whether results are reranked; by default, they are if a reranker is configured. ``candidates`` is
-    how many chunks a set has for a reranker, if that is more than ``top_k``. ``traceparent`` is the caller's span in
-    W3C format, if there is one.
+    how many chunks a set has for a reranker, if that is more than ``top_k``. ``mode`` says how the collection's graph
+    is used. ``traceparent`` is the caller's span in W3C format, if there is one.
     """
 
     tenant: str
@@ -69,6 +70,7 @@ class SearchRequest(msgspec.Struct, frozen=True):
     check_keys: bool = True
     rerank: bool | None = None
     candidates: int = 0
+    mode: GraphMode = GraphMode.NAIVE
     traceparent: str | None = None
 
     @property
@@ -133,7 +135,8 @@ class CandidateSet(msgspec.Struct, frozen=True):
     Only the last set of a search is ``final``. The first set of a hybrid search has been found by words alone, and
     counts all that follows as one stage, which is not planned yet. ``elapsed_ms`` counts from the start of the search.
     ``unknown_keys`` are filter attributes that no document has. ``missing_shards`` did not return all their results,
-    and may have had better chunks. ``reranking`` is what became of it, if the final documents were to be reranked.
+    and may have had better chunks. ``reranking`` is what became of it, if the final documents were to be reranked. In a
+    graph ``mode``, the final scores are the graph's, about 1 for the best chunk, and ``graph`` is what led to them.
     """
 
     stage: int
@@ -148,6 +151,8 @@ class CandidateSet(msgspec.Struct, frozen=True):
     unknown_keys: tuple[str, ...] = ()
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
+    mode: GraphMode = GraphMode.NAIVE
+    graph: Subgraph | None = None
 
     @property
     def reranked(self) -> bool:

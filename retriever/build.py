@@ -10,6 +10,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
 from retriever.embedding.text_embedding import TextEmbedding
+from retriever.graph.build import build_graph
 from retriever.index.builder import IndexBuilder
 from retriever.index.catalog import IndexCatalog
 from retriever.index.index_files import IndexFiles
@@ -19,7 +20,6 @@ from retriever.index.rebuilder import Rebuilder
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.ingest_counts import IngestCounts
-from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.ingester import Ingester
 from retriever.ingestion.upload_intake import UploadIntake
 from retriever.lexical.lexical_catalog import LexicalCatalog
@@ -37,6 +37,7 @@ from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
 from retriever.thread_priorities import warm_up_in_background
+from retriever.work_thread import WorkThread
 
 
 def build_retriever(
@@ -67,13 +68,34 @@ def build_retriever(
     lexical = LexicalCatalog(database, chunks, data_dir / "lexical")
     replacement_lock = ReadWriteLock()
     counts = IngestCounts()
+    searcher = Searcher(
+        database,
+        documents,
+        chunks,
+        Proposer(catalog, lexical),
+        embedder,
+        replacement_lock,
+        settings.search,
+        tracer or NoOpTracer(),
+    )
+    graph = build_graph(settings.graph, database, documents, chunks, searcher, embedder)
     ingester = Ingester(
-        database, documents, jobs, preparer, catalog, lexical, replacement_lock, settings.ingest, counts
+        database,
+        documents,
+        jobs,
+        preparer,
+        catalog,
+        lexical,
+        replacement_lock,
+        settings.ingest,
+        counts,
+        on_change=graph.graph.changed if graph else None,
     )
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
-    ingest_thread = IngestThread(
-        ingester,
+    ingest_thread = WorkThread(
+        "ingestion",
+        ingester.ingest_next_group,
         settings.ingest,
         warm_up=partial(warm_up_in_background, partial(embedder.embed_query, "warm up")),
         wake=wake_ingestion,
@@ -86,16 +108,7 @@ def build_retriever(
         chunks=chunks,
         jobs=jobs,
         orphans=orphans,
-        searcher=Searcher(
-            database,
-            documents,
-            chunks,
-            Proposer(catalog, lexical),
-            embedder,
-            replacement_lock,
-            settings.search,
-            tracer or NoOpTracer(),
-        ),
+        searcher=graph.searcher if graph else searcher,
         reranker=reranker,
         reranking=build_reranking(settings.reranker, reranker.scores),
         text_embedding=TextEmbedding(embedder),
@@ -103,8 +116,18 @@ def build_retriever(
         ingester=ingester,
         counts=counts,
         ingest_thread=ingest_thread,
+        graph=graph.graph if graph else None,
         lifecycle=Lifecycle(
-            database, documents, chunks, preparer, catalog, lexical, ingest_thread, sandboxed, data_lock
+            database,
+            documents,
+            chunks,
+            preparer,
+            catalog,
+            lexical,
+            ingest_thread,
+            graph.graph if graph else None,
+            sandboxed,
+            data_lock,
         ),
         search_threads=settings.search_threads,
     )

@@ -5,15 +5,16 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from protocol.errors import Conflict
+from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer
-from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.reembedding import reembed
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
+from retriever.work_thread import WorkThread
 
 _LOCK_TIMEOUT_S = 20.0
 
@@ -32,7 +33,8 @@ class Lifecycle:
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
         lexical: LexicalCatalog,
-        ingest_thread: IngestThread,
+        ingest_thread: WorkThread,
+        graph: RetrieverGraph | None,
         loaders: SandboxedLoaders,
         data_lock: FileLock,
     ) -> None:
@@ -43,6 +45,7 @@ class Lifecycle:
         self._catalog = catalog
         self._lexical = lexical
         self._ingest_thread = ingest_thread
+        self._graph = graph
         self._loaders = loaders
         self._data_lock = data_lock
 
@@ -66,11 +69,15 @@ class Lifecycle:
         reembed(self._database, self._documents, self._preparer)
         self._catalog.open()
         self._lexical.open()
+        if self._graph is not None:
+            self._graph.open()
         self._ingest_thread.start()
 
     def close(self) -> None:
         """Finish the current group, save the indexes and release the folder. Queued documents stay queued."""
         self._ingest_thread.close()
+        if self._graph is not None:
+            self._graph.close()
         self._loaders.close()
         self._catalog.close()
         self._database.close()

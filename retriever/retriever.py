@@ -20,21 +20,22 @@ from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownDocument
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from retriever.embedding.text_embedding import TextEmbedding
+from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.ingestion.document_checks import checked_name
 from retriever.ingestion.ingest_counts import IngestCounts
-from retriever.ingestion.ingest_thread import IngestThread
 from retriever.ingestion.ingester import Ingester
 from retriever.ingestion.upload_intake import UploadIntake
 from retriever.lifecycle import Lifecycle
 from retriever.reranking.base import Reranker, Reranking, Scores
+from retriever.search.base import StagedSearcher
 from retriever.search.iterate_in_thread import iterate_in_thread
-from retriever.search.searcher import Searcher
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
 from retriever.thread_priorities import search_on_one_core
+from retriever.work_thread import WorkThread
 
 _LONGEST_PAGE = 1000
 
@@ -56,14 +57,15 @@ class Retriever:
         chunks: Chunks,
         jobs: Jobs,
         orphans: Orphans,
-        searcher: Searcher,
+        searcher: StagedSearcher,
         reranker: Reranker,
         reranking: Reranking,
         text_embedding: TextEmbedding,
         intake: UploadIntake,
         ingester: Ingester,
         counts: IngestCounts,
-        ingest_thread: IngestThread,
+        ingest_thread: WorkThread,
+        graph: RetrieverGraph | None,
         lifecycle: Lifecycle,
         search_threads: int,
     ) -> None:
@@ -80,6 +82,7 @@ class Retriever:
         self._ingester = ingester
         self._counts = counts
         self._ingest_thread = ingest_thread
+        self._graph = graph
         self._lifecycle = lifecycle
         self._search_pool = _pool(search_threads, "retriever-search")
         # Its own thread, so that many texts delay no search.
@@ -112,6 +115,12 @@ class Retriever:
         """Return when no index rebuild is pending for the documents ingested so far. Searches do not need this."""
         self._check_ready()
         await asyncio.to_thread(self._ingester.wait_for_indexes)
+
+    async def wait_for_graph(self) -> None:
+        """Return when the graph has read all that has been ingested so far; at once if there is no graph."""
+        self._check_ready()
+        if self._graph is not None:
+            await asyncio.to_thread(self._graph.wait)
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages. Raises as the contract says, and InvalidRequest, before the first stage.

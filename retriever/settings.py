@@ -179,17 +179,30 @@ RerankerSettings = Annotated[
 ]
 
 
-class IngestSettings(BaseModel):
-    """How ingestion groups documents. A group is committed as a whole, while searches continue."""
+class RetrySettings(BaseModel):
+    """How background work is retried after a failure."""
 
     model_config = _FIXED
+
+    retry_first_s: float = Field(1.0, gt=0, description="First pause before a failed group is retried.")
+    retry_max_s: float = Field(60.0, gt=0, description="Longest such pause. Each is twice the previous one.")
+
+
+class GraphSettings(RetrySettings):
+    """Whether collections have a graph, and what reads it from their documents."""
+
+    kind: Literal["none", "rules"] = Field(
+        "none", description="none: no graph. rules: names, noun phrases and verbs, by spaCy's small English model."
+    )
+
+
+class IngestSettings(RetrySettings):
+    """How ingestion groups documents. A group is committed as a whole, while searches continue."""
 
     group_documents: int = Field(512, gt=0, description="Largest number of documents in a group.")
     group_bytes: int = Field(
         256 * 1024, gt=0, description="Largest size of a group, unless a single document is larger."
     )
-    retry_first_s: float = Field(1.0, gt=0, description="First pause before a failed group is retried.")
-    retry_max_s: float = Field(60.0, gt=0, description="Longest such pause. Each is twice the previous one.")
     max_queued_documents: int = Field(
         100_000, gt=0, description="Largest number of queued documents. While it is reached, uploads are refused."
     )
@@ -232,6 +245,7 @@ class RetrieverSettings(BaseModel):
     )
     index: IndexSettings = Field(IndexSettings(), description="How vectors are searched.")
     reranker: RerankerSettings = Field(NoRerankerSettings(), description="What reranks the results of searches.")
+    graph: GraphSettings = Field(GraphSettings(), description="The graph of a collection, for searches by mode.")
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are ingested.")
     loaders: LoaderSettings = Field(LoaderSettings(), description="Limits for reading a document.")
     shards: ShardSettings = Field(ShardSettings(), description="How documents are distributed over several retrievers.")
@@ -239,3 +253,9 @@ class RetrieverSettings(BaseModel):
     max_database_bytes: int | None = Field(
         None, gt=0, description="Largest size of the database file. At the limit, uploads fail as on a full disk."
     )
+
+    @model_validator(mode="after")
+    def _graph_in_one_shard(self) -> Self:
+        if self.graph.kind != "none" and self.shards.count > 1:
+            raise ValueError("a graph needs all documents in one shard: set shards.count to 1 or graph.kind to none")
+        return self

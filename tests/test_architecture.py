@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 QUOTED = set(re.findall(r"`([^`\n]+)`", PAGE))
 NAMED_PATHS = {text for text in QUOTED if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w-]+\.(toml|md|py|yaml|lock)", text)}
 # The pages that architecture.md links for details. They also name files of a stack's data, which do not exist here.
-DETAIL_PAGES = ("configuration", "failures", "knowledge-tree", "retrieval", "speculation", "storage")
+DETAIL_PAGES = ("configuration", "failures", "graph", "knowledge-tree", "retrieval", "speculation", "storage")
 PAGES = [page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("helm/*/*.md"))]
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 

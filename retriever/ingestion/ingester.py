@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -29,7 +29,8 @@ class Ingester:
 
     A group becomes visible in one commit. New vectors enter the index before the commit, and old ones leave it after.
     So the store resolves every hit of a concurrent search to one side of the commit. The same commit removes the items
-    from the queue, so a crash loses nothing and repeats nothing.
+    from the queue, so a crash loses nothing and repeats nothing. ``on_change`` is called with a collection
+    after documents have come or gone.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Ingester:
         replacement_lock: ReadWriteLock,
         settings: IngestSettings,
         counts: IngestCounts,
+        on_change: Callable[[int], None] | None = None,
     ) -> None:
         self._database = database
         self._documents = documents
@@ -53,6 +55,7 @@ class Ingester:
         self._replacement_lock = replacement_lock
         self._settings = settings
         self._counts = counts
+        self._on_change = on_change
         self._removals: deque[tuple[int, list[int]]] = deque()
         self._group_lock = threading.Lock()
 
@@ -159,6 +162,7 @@ class Ingester:
         self._remove_scheduled()
         for collection in added:
             self._catalog.rebuild_if_due(collection)
+            self._report(collection)
 
     def _remove_scheduled(self) -> None:
         """Remove the scheduled chunks. All of a collection share one change of its lexical index.
@@ -174,10 +178,15 @@ class Ingester:
                 self._catalog.remove(collection, chunk_ids)
                 self._lexical.change(collection, [], chunk_ids)
                 self._catalog.rebuild_if_due(collection)
+                self._report(collection)
         except OSError:
             # Removing a chunk twice does no harm.
             self._removals.extend(removed.items())
             raise
+
+    def _report(self, collection: int) -> None:
+        if self._on_change is not None:
+            self._on_change(collection)
 
     def _fail(self, item: JobItem, error: Exception) -> None:
         if not isinstance(error, RagtreeError):

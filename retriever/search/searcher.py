@@ -10,8 +10,9 @@ import numpy as np
 from msgspec.structs import replace
 from opentelemetry.trace import Tracer
 
-from protocol.errors import InvalidRequest, NoDocuments, UnknownFilterKey
+from protocol.errors import InvalidRequest, NoDocuments, NoGraph, UnknownFilterKey
 from protocol.filters import Filter
+from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
 from retriever.embedding.base import Embedder, Vector, unit_rows
 from retriever.index.read_write_lock import ReadWriteLock
@@ -59,13 +60,15 @@ class Searcher:
     def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
         """Yield the candidates of each stage.
 
-        Raises InvalidRequest, UnknownCollection, NoDocuments or UnknownFilterKey before the first stage. A hybrid
-        search embeds the query after its first stage. What the embedder raises, and InvalidRequest for a query without
-        a direction, may therefore come after it.
+        Raises InvalidRequest, UnknownCollection, NoDocuments, NoGraph or UnknownFilterKey before the first stage. A
+        hybrid search embeds the query after its first stage. What the embedder raises, and InvalidRequest for a query
+        without a direction, may therefore come after it.
         """
         started = self._clock()
         if request.top_k < 1:
             raise InvalidRequest("top_k must be at least 1", param="top_k")
+        if request.mode is not GraphMode.NAIVE:
+            raise NoGraph("documents are stored without a graph: retriever.graph.kind is none", param="mode")
         with self._database.read() as transaction:
             collection = self._searchable(transaction, request)
             kind = request.search or self._documents.search_kind(transaction, collection) or self._default

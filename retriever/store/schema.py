@@ -122,5 +122,55 @@ ALTER TABLE chunks ADD COLUMN last_line INTEGER;
 ALTER TABLE documents ADD COLUMN pages TEXT;
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES)
+_GRAPH = """
+-- An entity of a collection's graph. It lives as long as a mention of it. "key" is what spellings of its name share.
+-- Embeddings are float16.
+CREATE TABLE entities (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    collection INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    name TEXT NOT NULL,
+    embedding BLOB NOT NULL,
+    UNIQUE (collection, key)
+);
+-- A sentence of a chunk that names entities: a range of characters of its text.
+CREATE TABLE statements (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    chunk INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
+    collection INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    embedding BLOB NOT NULL
+);
+CREATE INDEX statements_by_chunk ON statements (chunk);
+CREATE INDEX statements_by_collection ON statements (collection);
+CREATE TABLE mentions (
+    statement INTEGER NOT NULL REFERENCES statements (id) ON DELETE CASCADE,
+    entity INTEGER NOT NULL REFERENCES entities (id),
+    PRIMARY KEY (statement, entity)
+) WITHOUT ROWID;
+CREATE INDEX mentions_by_entity ON mentions (entity);
+CREATE TRIGGER entity_forgotten AFTER DELETE ON mentions
+WHEN NOT EXISTS (SELECT 1 FROM mentions WHERE entity = OLD.entity)
+BEGIN
+    DELETE FROM entities WHERE id = OLD.entity;
+END;
+CREATE TABLE relations (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    statement INTEGER NOT NULL REFERENCES statements (id) ON DELETE CASCADE,
+    head INTEGER NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+    relation TEXT NOT NULL,
+    tail INTEGER NOT NULL REFERENCES entities (id) ON DELETE CASCADE
+);
+CREATE INDEX relations_by_statement ON relations (statement);
+CREATE INDEX relations_by_head ON relations (head);
+CREATE INDEX relations_by_tail ON relations (tail);
+-- The chunks whose statements are stored, and the fingerprint of what read them.
+CREATE TABLE read_chunks (
+    chunk INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
+    fingerprint TEXT NOT NULL
+);
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH)
 """The statements that upgrade a store by one version each, starting from an empty file."""

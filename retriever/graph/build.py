@@ -1,0 +1,54 @@
+"""Build what a retriever with a graph has in addition."""
+
+import threading
+from typing import NamedTuple
+
+from retriever.embedding.base import Embedder
+from retriever.graph.extractors.base import Extractor
+from retriever.graph.graph_catalog import GraphCatalog
+from retriever.graph.graph_indexer import GraphIndexer
+from retriever.graph.graph_searcher import GraphSearcher
+from retriever.graph.retriever_graph import RetrieverGraph
+from retriever.search.searcher import Searcher
+from retriever.settings import GraphSettings
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database
+from retriever.store.documents import Documents
+from retriever.store.facts import Facts
+from retriever.thread_priorities import lower_priority
+from retriever.work_thread import WorkThread
+
+
+class GraphParts(NamedTuple):
+    """The graph of a retriever, and the searcher that uses it."""
+
+    graph: RetrieverGraph
+    searcher: GraphSearcher
+
+
+def build_graph(
+    settings: GraphSettings,
+    database: Database,
+    documents: Documents,
+    chunks: Chunks,
+    searcher: Searcher,
+    embedder: Embedder,
+) -> GraphParts | None:
+    """Build the graph around a ``searcher``; None if there is to be none."""
+    if settings.kind == "none":
+        return None
+    extractor, facts = _rules(), Facts()
+    catalog = GraphCatalog(database, facts, embedder.dimension)
+    indexer = GraphIndexer(database, chunks, facts, extractor, embedder, catalog)
+    thread = WorkThread("graph", indexer.index_next, settings, lower_priority, threading.Event())
+    return GraphParts(
+        RetrieverGraph(catalog, extractor, indexer, thread),
+        GraphSearcher(database, documents, chunks, facts, searcher, catalog, extractor, embedder),
+    )
+
+
+def _rules() -> Extractor:
+    # spaCy takes two seconds and 100 MiB, which only a graph needs.
+    from retriever.graph.extractors.rules import RulesExtractor
+
+    return RulesExtractor()

@@ -1,0 +1,1 @@
+"""Extractors: how entities and relations are read from text."""

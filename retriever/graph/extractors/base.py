@@ -1,0 +1,42 @@
+"""What an extractor is, and what it returns."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from protocol.graph import Triplet
+
+
+class GraphSource(NamedTuple):
+    """A chunk to read, and its document's title."""
+
+    text: str
+    title: str | None = None
+
+
+class Statement(NamedTuple):
+    """A sentence of a chunk that names entities: characters ``start`` to ``end`` of its text.
+
+    ``names`` has every entity of the sentence once, also those of the ``triplets``.
+    """
+
+    start: int
+    end: int
+    names: tuple[str, ...]
+    triplets: tuple[Triplet, ...] = ()
+
+
+class Extractor(Protocol):
+    """Reads entities and relations from chunks. Thread-safe."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what the extractor finds. Chunks that were read under another one are read again."""
+
+    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
+        """Return the statements of each chunk, in the order of its text. Raises Unavailable if a retry may succeed."""
+
+    def names_in(self, question: str) -> Sequence[str]:
+        """Return the entities that a question names."""
+
+    def close(self) -> None:
+        """End what the extractor has started."""

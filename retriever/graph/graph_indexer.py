@@ -1,0 +1,143 @@
+"""The graph indexer: reads the chunks that the graph does not have yet."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from retriever.embedding.base import Embedder, Vector
+from retriever.graph.extractors.base import Extractor, GraphSource, Statement
+from retriever.graph.graph_catalog import GraphCatalog
+from retriever.graph.names import name_key
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database, Transaction
+from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
+
+_CHUNKS_AT_ONCE = 64
+
+
+class GraphIndexer:
+    """Reads chunks with an extractor, embeds their statements and names, and stores them, a group in one commit.
+
+    Only the store says what is left to read. So a crash loses at most a group's work, and a chunk that is deleted while
+    it is read leaves nothing behind. The graph in memory is refreshed when all chunks have been read.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        chunks: Chunks,
+        facts: Facts,
+        extractor: Extractor,
+        embedder: Embedder,
+        catalog: GraphCatalog,
+    ) -> None:
+        self._database = database
+        self._chunks = chunks
+        self._facts = facts
+        self._extractor = extractor
+        self._embedder = embedder
+        self._catalog = catalog
+        self._after = 0
+        self._changed: set[int] = set()
+
+    def changed(self, collection: int) -> None:
+        """Have a collection's graph read into memory again. Thread-safe."""
+        self._changed.add(collection)
+
+    def index_next(self) -> bool:
+        """Read the next group of chunks; return False if none is left. Raises Unavailable, StorageFull, sqlite3.Error.
+
+        Chunk ids only grow. So each chunk is looked at once, and after a restart once more.
+        """
+        with self._database.read() as transaction:
+            group = self._facts.unread(transaction, self._extractor.fingerprint, self._after, _CHUNKS_AT_ONCE)
+        if not group:
+            while self._changed:
+                self._catalog.refresh(self._changed.pop())
+            return False
+        read = self._extractor.extract([GraphSource(chunk.text, chunk.title) for chunk in group])
+        by_collection: dict[int, list[tuple[UnreadChunk, list[KeyedStatement]]]] = defaultdict(list)
+        names: dict[int, dict[str, str]] = defaultdict(dict)
+        for chunk, statements in zip(group, self._embedded(group, read), strict=True):
+            by_collection[chunk.collection].append((chunk, statements))
+        for chunk, found in zip(group, read, strict=True):
+            names[chunk.collection] |= _names(found)
+        for collection, stated in by_collection.items():
+            self._store(collection, stated, names[collection])
+            self.changed(collection)
+        self._after = group[-1].id
+        return True
+
+    def _embedded(
+        self, group: Sequence[UnreadChunk], read: Sequence[Sequence[Statement]]
+    ) -> list[list[KeyedStatement]]:
+        texts = [
+            chunk.text[statement.start : statement.end]
+            for chunk, statements in zip(group, read, strict=True)
+            for statement in statements
+        ]
+        vectors = iter(self._embedder.embed_documents(texts) if texts else ())
+        return [[_keyed(statement, next(vectors)) for statement in statements] for statements in read]
+
+    def _store(
+        self, collection: int, stated: Sequence[tuple[UnreadChunk, list[KeyedStatement]]], names: Mapping[str, str]
+    ) -> None:
+        embeddings: dict[str, Vector] = {}
+        while True:
+            with self._database.read() as transaction:
+                known = self._facts.known(transaction, collection, names)
+            new = [key for key in names if key not in known and key not in embeddings]
+            if new:
+                vectors = self._embedder.embed_documents([names[key] for key in new])
+                embeddings |= dict(zip(new, vectors, strict=True))
+            with self._database.write() as transaction:
+                known = self._facts.known(transaction, collection, names)
+                missing = names.keys() - known.keys()
+                if missing <= embeddings.keys():
+                    self._put(transaction, collection, stated, {key: names[key] for key in missing}, embeddings)
+                    return
+            # A document was deleted meanwhile, and with it entities that were known.
+
+    def _put(
+        self,
+        transaction: Transaction,
+        collection: int,
+        stated: Sequence[tuple[UnreadChunk, list[KeyedStatement]]],
+        missing: Mapping[str, str],
+        embeddings: Mapping[str, Vector],
+    ) -> None:
+        live = self._chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
+        kept = [(chunk, statements) for chunk, statements in stated if chunk.id in live]
+        used = {key for _, statements in kept for statement in statements for key in statement.keys}
+        self._facts.add_entities(
+            transaction, collection, {key: name for key, name in missing.items() if key in used}, embeddings
+        )
+        entities = self._facts.known(transaction, collection, used)
+        for chunk, statements in kept:
+            self._facts.put(transaction, chunk, self._extractor.fingerprint, statements, entities)
+
+
+def _names(statements: Iterable[Statement]) -> dict[str, str]:
+    """The names of statements by key, as they are first spelled."""
+    names: dict[str, str] = {}
+    for statement in statements:
+        for name in statement.names:
+            if key := name_key(name):
+                names.setdefault(key, name)
+    return names
+
+
+def _keyed(statement: Statement, embedding: Vector) -> KeyedStatement:
+    relations = tuple(
+        dict.fromkeys(
+            KeyedRelation(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
+        )
+    )
+    return KeyedStatement(
+        statement.start,
+        statement.end,
+        tuple(dict.fromkeys(key for name in statement.names if (key := name_key(name)))),
+        relations,
+        np.asarray(embedding),
+    )

@@ -1,0 +1,208 @@
+"""Searches that use the collection's graph."""
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import islice
+
+from msgspec.structs import replace
+
+from protocol.errors import NoGraph
+from protocol.graph import Entity, GraphMode, Relation, Subgraph
+from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from retriever.embedding.base import Embedder, Vector
+from retriever.graph.extractors.base import Extractor
+from retriever.graph.graph_catalog import GraphCatalog
+from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
+from retriever.graph.names import name_key
+from retriever.search.searcher import Searcher
+from retriever.store.chunks import Chunks
+from retriever.store.database import Database, Transaction
+from retriever.store.documents import Documents
+from retriever.store.facts import Facts, StoredRelation
+from retriever.store.filter_sql import condition_of
+
+_DEPTH = 50
+"""Chunks of the search without a graph that mode mix ranks again."""
+
+_NEAR_NAME = 0.6
+"""The least cosine of a name in the question and an entity that is spelled otherwise."""
+
+_GRAPH_WEIGHT = 0.4
+"""How much the graph's best chunk counts in mode mix. The best one of the search without a graph counts 1."""
+
+_MOST_ENTITIES, _MOST_RELATIONS = 10, 30
+"""Of the subgraph that a search reports: DepCache's N and K."""
+
+
+class GraphSearcher:
+    """Adds a stage to a search: it ranks chunks by the collection's graph.
+
+    The sets of the search without a graph come first, as provisional ones.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        documents: Documents,
+        chunks: Chunks,
+        facts: Facts,
+        searcher: Searcher,
+        catalog: GraphCatalog,
+        extractor: Extractor,
+        embedder: Embedder,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._database = database
+        self._documents = documents
+        self._chunks = chunks
+        self._facts = facts
+        self._searcher = searcher
+        self._catalog = catalog
+        self._extractor = extractor
+        self._embedder = embedder
+        self._clock = clock
+
+    def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
+        """Yield the candidates of each stage. Raises what a search without a graph raises, and NoGraph before them."""
+        if request.mode is GraphMode.NAIVE:
+            yield from self._searcher.stages(request)
+            return
+        started = self._clock()
+        found: CandidateSet | None = None
+        graph = self._graph(request)
+        if graph is None:
+            yield from self._searcher.stages(replace(request, mode=GraphMode.NAIVE))
+            return
+        deeper = replace(request, candidates=max(request.candidates, _DEPTH), mode=GraphMode.NAIVE)
+        for found in self._searcher.stages(deeper):
+            yield replace(_first(found, request.shown), of=found.of + 1, final=False, mode=request.mode)
+        assert found is not None
+        yield replace(
+            self._ranked(request, found, graph),
+            stage=found.of + 1,
+            of=found.of + 1,
+            elapsed_ms=1000 * (self._clock() - started),
+        )
+
+    def _graph(self, request: SearchRequest) -> KnowledgeGraph | None:
+        """The collection's graph; None if it has no documents, which the search without a graph reports."""
+        with self._database.read() as transaction:
+            collection = self._documents.collection(transaction, request.tenant, request.collection)
+            if collection is None or not self._chunks.has_any(transaction, collection):
+                return None
+            graph = self._catalog.get(collection)
+            if graph is not None:
+                return graph
+            unread = self._facts.unread_count(transaction, self._extractor.fingerprint, collection)
+        reason = f"{unread} chunks are still to be read" if unread else "no document names an entity"
+        raise NoGraph(f"{request.collection!r} has no graph yet: {reason}", param="mode")
+
+    def _ranked(self, request: SearchRequest, found: CandidateSet, graph: KnowledgeGraph) -> CandidateSet:
+        question = self._embedder.embed_query(request.in_context)
+        with self._database.read() as transaction:
+            collection = self._documents.collection(transaction, request.tenant, request.collection)
+            if collection is None:
+                return replace(found, docs=(), scores=(), dense_scores=(), sparse_scores=(), mode=request.mode)
+            activation = self._activation(transaction, collection, request, question, graph)
+            base = _scores(found) if request.mode is GraphMode.MIX else {}
+            ranking = graph.rank(activation, base)
+            if request.mode is GraphMode.MIX:
+                ranking = _mixed(base, ranking)
+            ids = list(islice(self._allowed(transaction, collection, request, ranking), request.shown))
+            chunks = self._chunks.resolve(transaction, collection, ids)
+            live = [id_ for id_ in ids if id_ in chunks]
+            places = {chunk.chunk_id: place for place, chunk in enumerate(found.docs)}
+            return replace(
+                found,
+                docs=tuple(chunks[id_] for id_ in live),
+                scores=tuple(ranking[id_] for id_ in live),
+                dense_scores=_picked(found.dense_scores, places, live),
+                sparse_scores=_picked(found.sparse_scores, places, live),
+                mode=request.mode,
+                graph=self._subgraph(transaction, collection, graph, activation),
+            )
+
+    def _activation(
+        self, transaction: Transaction, collection: int, request: SearchRequest, question: Vector, graph: KnowledgeGraph
+    ) -> Activation:
+        if request.mode is GraphMode.GLOBAL:
+            return graph.nearest_statements(question)
+        local = graph.spread(self._seeds(transaction, collection, request.in_context, graph), question)
+        return local if request.mode is GraphMode.LOCAL else local | graph.nearest_statements(question)
+
+    def _seeds(
+        self, transaction: Transaction, collection: int, question: str, graph: KnowledgeGraph
+    ) -> Mapping[int, float]:
+        """The entities that the question names: those spelled alike, else the nearest ones."""
+        names = {key: name for name in self._extractor.names_in(question) if (key := name_key(name))}
+        known = self._facts.known(transaction, collection, names)
+        seeds = dict.fromkeys(graph.rows_of(known.values()), 1.0)
+        others = [name for key, name in names.items() if key not in known]
+        if others:
+            for row, cosine in graph.nearest_entities(self._embedder.embed_documents(others), _NEAR_NAME).items():
+                seeds.setdefault(row, cosine)
+        return seeds
+
+    def _allowed(
+        self, transaction: Transaction, collection: int, request: SearchRequest, ranking: Mapping[int, float]
+    ) -> list[int]:
+        """The ranked chunks that are live and pass the filters."""
+        if request.filters is not None:
+            matching = set(self._chunks.matching(transaction, collection, condition_of(request.filters)).tolist())
+        else:
+            matching = self._chunks.live(transaction, collection, list(ranking))
+        return [id_ for id_ in ranking if id_ in matching]
+
+    def _subgraph(
+        self, transaction: Transaction, collection: int, graph: KnowledgeGraph, activation: Activation
+    ) -> Subgraph:
+        entities = graph.best_entities(activation, _MOST_ENTITIES)
+        names = self._facts.names(transaction, list(entities))
+        weights = graph.relations_in(activation, _MOST_RELATIONS)
+        relations = self._facts.relations(transaction, list(weights))
+        stating = self._chunks.resolve(transaction, collection, [found.chunk for found in relations.values()])
+        return Subgraph(
+            tuple(
+                Entity(names[id_], weight, graph.chunk_count(id_)) for id_, weight in entities.items() if id_ in names
+            ),
+            tuple(
+                _relation(relations[id_], weight, stating[relations[id_].chunk])
+                for id_, weight in weights.items()
+                if id_ in relations and relations[id_].chunk in stating
+            ),
+        )
+
+
+def _first(found: CandidateSet, count: int) -> CandidateSet:
+    return replace(
+        found,
+        docs=found.docs[:count],
+        scores=found.scores[:count],
+        dense_scores=found.dense_scores[:count],
+        sparse_scores=found.sparse_scores[:count],
+    )
+
+
+def _scores(found: CandidateSet) -> dict[int, float]:
+    """The scores of a search without a graph by chunk id; 1 is the best one's, unless none is positive."""
+    best = max(found.scores, default=0.0)
+    best = best if best > 0 else 1.0
+    return {int(chunk.chunk_id): score / best for chunk, score in zip(found.docs, found.scores, strict=True)}
+
+
+def _mixed(base: Mapping[int, float], ranking: Mapping[int, float]) -> dict[int, float]:
+    """The weighted sum of both. A chunk that the search without a graph has not found scores there like its last."""
+    lowest = min(base.values(), default=0.0)
+    mixed = {
+        id_: base.get(id_, lowest) + _GRAPH_WEIGHT * ranking.get(id_, 0.0) for id_ in dict.fromkeys([*base, *ranking])
+    }
+    return dict(sorted(mixed.items(), key=lambda item: -item[1]))
+
+
+def _picked(scores: Sequence[float | None], places: Mapping[str, int], ids: Sequence[int]) -> tuple[float | None, ...]:
+    """The scores that these chunks have in the search without a graph."""
+    return tuple(scores[places[str(id_)]] if str(id_) in places else None for id_ in ids)
+
+
+def _relation(stored: StoredRelation, weight: float, stating: Chunk) -> Relation:
+    return Relation(stored.head, stored.relation, stored.tail, weight, stating.document_id, stating.index)

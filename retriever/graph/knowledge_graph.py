@@ -1,0 +1,178 @@
+"""A collection's graph in memory, and what a question activates in it."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import bmat, csr_matrix
+
+from retriever.embedding.base import Vector
+from retriever.graph.pagerank import Weights, personalised_pagerank, transition
+from retriever.store.chunks import Ids
+from retriever.store.facts import GraphArrays, Halves
+
+_ROWS_AT_ONCE = 8192
+
+_HOPS = 2
+"""How often activation spreads from entities over statements to other entities."""
+
+_SPREADING = 50
+"""Statements over which activation spreads in a hop: those that are nearest to the question and to what is active."""
+
+_LEAST_ACTIVATION = 0.04
+_RESTART = 0.5
+_CHUNK_RESTART = 0.05
+"""The share of a chunk's score in the restart of the walk, beside 1 for a fully activated entity."""
+
+
+class Activation(NamedTuple):
+    """How much a question activates each entity, [e], and the statements over which it spread, with their weights."""
+
+    entities: Weights
+    statements: dict[int, float]
+
+    def __or__(self, other: "Activation") -> "Activation":
+        """The larger of both activations."""
+        statements = dict(self.statements)
+        for row, weight in other.statements.items():
+            statements[row] = max(weight, statements.get(row, 0.0))
+        return Activation(np.maximum(self.entities, other.entities), statements)
+
+
+class KnowledgeGraph:
+    """Entities, the statements that mention them, and the statements' chunks. Immutable.
+
+    It is searched as LinearRAG does (Zhuang et al. 2025, "LinearRAG: Linear Graph Retrieval Augmented Generation on
+    Large-scale Corpora"): activation spreads from the entities of a question over statements that are near to it, and a
+    personalised PageRank over entities and chunks ranks the chunks. Relations name what was found, and rank nothing.
+    """
+
+    def __init__(self, arrays: GraphArrays) -> None:
+        self.entities = arrays.entities
+        self.chunks, chunk_rows = np.unique(arrays.chunks, return_inverse=True)
+        self.relations = arrays.relations
+        self._entity_embeddings = arrays.entity_embeddings
+        self._statements = arrays.statements
+        self._statement_embeddings = arrays.statement_embeddings
+        self._mentions = self._mention_matrix(arrays.mentions)
+        size = len(arrays.statements)
+        of_chunk = csr_matrix((np.ones(size, np.float32), (chunk_rows, np.arange(size))), (len(self.chunks), size))
+        self._contained = (of_chunk @ self._mentions).tocsr()
+        self._chunks_with = np.asarray((self._contained > 0).sum(axis=0)).ravel()
+        rarity = np.log((len(self.chunks) + 1) / (self._chunks_with + 0.5)).clip(0.0).astype(np.float32)
+        self._rarity: Weights = rarity / max(float(rarity.max(initial=0.0)), 1e-6)
+        present = self._contained.sign()
+        self._moves = transition(bmat([[None, present], [present.T, None]], format="csr", dtype=np.float32))
+
+    @property
+    def statement_count(self) -> int:
+        """How many statements it has."""
+        return len(self._statements)
+
+    def nearest_entities(self, names: Vector, least: float) -> dict[int, float]:
+        """Return the row of the entity nearest to each of the ``names``, [n, dimension], if its cosine is ``least``."""
+        best: dict[int, float] = {}
+        similar = _similarities(self._entity_embeddings, names)
+        for column in range(similar.shape[1]):
+            row = int(similar[:, column].argmax()) if len(similar) else 0
+            if len(similar) and similar[row, column] >= least:
+                best[row] = max(float(similar[row, column]), best.get(row, 0.0))
+        return best
+
+    def rows_of(self, entities: Iterable[int]) -> list[int]:
+        """Return the rows of those of these entities that the graph has."""
+        wanted = np.array(sorted(entities), np.int64)
+        rows: list[int] = np.flatnonzero(np.isin(self.entities, wanted, assume_unique=True)).tolist()
+        return rows
+
+    def spread(self, seeds: Mapping[int, float], question: Vector) -> Activation:
+        """Activate entities from ``seeds``, weights by entity row, over statements near to the ``question``."""
+        activation = np.zeros(len(self.entities), np.float32)
+        for row, weight in seeds.items():
+            activation[row] = weight
+        current, used = activation.copy(), dict[int, float]()
+        for _ in range(_HOPS):
+            reached = self._mentions @ (current * self._rarity)
+            rows = np.flatnonzero(reached)
+            if not len(rows):
+                break
+            near = _similarities(self._statement_embeddings[rows], question[None])[:, 0].clip(0.0)
+            current = self._spread_over(rows, reached[rows] * near, used)
+            activation = np.maximum(activation, current)
+        return Activation(activation, used)
+
+    def nearest_statements(self, question: Vector) -> Activation:
+        """Activate the entities of the statements that are nearest to the ``question``."""
+        near = _similarities(self._statement_embeddings, question[None])[:, 0].clip(0.0)
+        used: dict[int, float] = {}
+        return Activation(self._spread_over(np.arange(len(near)), near, used) * self._rarity, used)
+
+    def rank(self, activation: Activation, chunk_scores: Mapping[int, float]) -> dict[int, float]:
+        """Return the chunks that a walk visits, by id, best first; 1 is the score of the best.
+
+        The walk restarts at activated entities, and at chunks by ``chunk_scores``, cosines or their like, by id.
+        """
+        bonus = np.log1p(self._contained.log1p() @ (activation.entities * self._rarity))
+        for row, id_ in self._chunk_rows(chunk_scores):
+            bonus[row] += max(chunk_scores[id_], 0.0)
+        restart = np.concatenate([_CHUNK_RESTART * bonus, activation.entities]).astype(np.float32)
+        visits = personalised_pagerank(self._moves, restart, _RESTART)[: len(self.chunks)]
+        best = float(visits.max(initial=0.0))
+        if best <= 0:
+            return {}
+        order = np.argsort(-visits, kind="stable")
+        order = order[visits[order] > 0]
+        return dict(zip(self.chunks[order].tolist(), (visits[order] / best).tolist(), strict=True))
+
+    def best_entities(self, activation: Activation, count: int) -> dict[int, float]:
+        """Return the ids of the most activated entities, rare ones first among equals, with their activation."""
+        order = np.lexsort((-self._rarity, -activation.entities))[:count]
+        return {
+            int(self.entities[row]): float(activation.entities[row]) for row in order if activation.entities[row] > 0
+        }
+
+    def chunk_count(self, entity: int) -> int:
+        """Return how many chunks mention an entity."""
+        return int(self._chunks_with[np.searchsorted(self.entities, entity)])
+
+    def relations_in(self, activation: Activation, count: int) -> dict[int, float]:
+        """Return the ids of the best relations: those that the used statements state, by weight and activated ends."""
+        rows = np.searchsorted(self._statements, self.relations[:, 1])
+        weights = np.array([activation.statements.get(int(row), 0.0) for row in rows], np.float32)
+        ends = np.searchsorted(self.entities, self.relations[:, 2:])
+        weights *= activation.entities[ends].sum(axis=1)
+        order = np.argsort(-weights, kind="stable")[:count]
+        return {int(self.relations[place, 0]): float(weights[place]) for place in order if weights[place] > 0}
+
+    def _spread_over(self, rows: npt.NDArray[np.int64], weights: Weights, used: dict[int, float]) -> Weights:
+        """Return the activation of the entities that the best of these statements mention."""
+        order = np.argsort(-weights, kind="stable")[:_SPREADING]
+        order = order[weights[order] >= _LEAST_ACTIVATION]
+        activation = np.zeros(len(self.entities), np.float32)
+        for place in order:
+            row, weight = int(rows[place]), float(weights[place])
+            used[row] = max(weight, used.get(row, 0.0))
+            mentioned = self._mentions.indices[self._mentions.indptr[row] : self._mentions.indptr[row + 1]]
+            activation[mentioned] = np.maximum(activation[mentioned], weight)
+        return activation
+
+    def _mention_matrix(self, mentions: Ids) -> csr_matrix:
+        rows = np.searchsorted(self._statements, mentions[:, 0])
+        columns = np.searchsorted(self.entities, mentions[:, 1])
+        ones = np.ones(len(mentions), np.float32)
+        return csr_matrix((ones, (rows, columns)), (len(self._statements), len(self.entities)))
+
+    def _chunk_rows(self, ids: Iterable[int]) -> Iterable[tuple[int, int]]:
+        for id_ in ids:
+            row = int(np.searchsorted(self.chunks, id_))
+            if row < len(self.chunks) and self.chunks[row] == id_:
+                yield row, id_
+
+
+def _similarities(stored: Halves, vectors: Vector) -> npt.NDArray[np.float32]:
+    """Return the inner products of stored vectors, [n, dimension], with others, [m, dimension], as [n, m]."""
+    parts = [
+        stored[at : at + _ROWS_AT_ONCE].astype(np.float32) @ vectors.T for at in range(0, len(stored), _ROWS_AT_ONCE)
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, len(vectors)), np.float32)

@@ -1,0 +1,79 @@
+"""Extraction by rules, with the real spaCy model."""
+
+import pytest
+
+from protocol.graph import Triplet
+from retriever.graph.extractors.base import GraphSource
+from retriever.graph.extractors.rules import RulesExtractor
+
+TEXT = (
+    "Victim of Romance is an album by Michelle Phillips. She is the mother of Chynna Phillips. "
+    "It rained.\nThe record was produced by Jack Nitzsche."
+)
+
+
+@pytest.fixture(scope="module")
+def rules() -> RulesExtractor:
+    return RulesExtractor()
+
+
+@pytest.fixture(scope="module")
+def statements(rules):
+    (found,) = rules.extract([GraphSource(TEXT)])
+    return found
+
+
+def test_a_statement_is_a_sentence_that_names_something(statements):
+    sentences = [TEXT[statement.start : statement.end] for statement in statements]
+    assert sentences[0] == "Victim of Romance is an album by Michelle Phillips."
+    assert not any("rained" in sentence for sentence in sentences)
+
+
+def test_names_are_phrases_without_articles_and_pronouns(statements):
+    names = {name for statement in statements for name in statement.names}
+    assert {"Michelle Phillips", "Chynna Phillips", "Jack Nitzsche", "record"} <= names
+    assert not names & {"She", "It", "the mother", "The record"}
+
+
+def test_verbs_relate_subjects_to_objects(statements):
+    triplets = {triplet for statement in statements for triplet in statement.triplets}
+    assert Triplet("record", "produced by", "Jack Nitzsche") in triplets
+
+
+def test_the_ends_of_a_relation_are_among_the_names_of_its_statement(statements):
+    for statement in statements:
+        assert {end for triplet in statement.triplets for end in (triplet.head, triplet.tail)} <= set(statement.names)
+
+
+def test_a_title_is_named_by_each_statement_of_its_document(rules):
+    (found,) = rules.extract([GraphSource("She was a queen of Lotharingia. Her brother was Hucbert.", "Teutberga")])
+    assert len(found) == 2
+    assert all("Teutberga" in statement.names for statement in found)
+
+
+def test_each_source_has_its_own_result_in_order(rules):
+    found = rules.extract([GraphSource("Paris is in France."), GraphSource("..."), GraphSource("Rome is in Italy.")])
+    assert [bool(statements) for statements in found] == [True, False, True]
+    assert "Italy" in found[2][0].names
+
+
+def test_a_relation_of_a_thing_to_itself_is_left_out(rules):
+    (found,) = rules.extract([GraphSource("Rome is Rome. The city saw the City.")])
+    assert [triplet for statement in found for triplet in statement.triplets] == []
+
+
+def test_a_table_without_full_stops_does_not_fill_the_graph(rules):
+    (found,) = rules.extract([GraphSource(", ".join(f"Person{number} Smith" for number in range(400)))])
+    assert max(len(statement.names) for statement in found) <= 64
+
+
+def test_a_question_names_its_entities(rules):
+    names = rules.names_in("Who is the child of the performer of Victim of Romance?")
+    assert "performer" in names
+    assert not any(name.lower() in ("who", "the child") for name in names)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "?", "\u4f60\u597d\uff0c\u4e16\u754c\u3002", "a" * 5000])
+def test_odd_texts_are_read_without_an_error(rules, text):
+    (found,) = rules.extract([GraphSource(text)])
+    assert all(0 <= statement.start < statement.end <= len(text) for statement in found)
