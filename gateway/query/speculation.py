@@ -35,6 +35,7 @@ class Speculation:
             search.collection,
             search.search,
             search.rerank,
+            search.mode,
             search.top_k,
             search.filters is None,
             self._ranked,

@@ -31,6 +31,7 @@ from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
+from protocol.graph import Subgraph
 from protocol.plans import Fallback, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet, Chunk, Reranking
@@ -67,6 +68,7 @@ class Transcript:
         self._dropped: tuple[str, ...] = ()
         self._missing_shards: tuple[str, ...] = ()
         self._reranking: Reranking | None = None
+        self._graph: Subgraph | None = None
         self._rewriting: Rewriting | None = None
         self._queue_ms = 0.0
         self._overtakes = 0
@@ -133,6 +135,7 @@ class Transcript:
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
         self._missing_shards = found.missing_shards
         self._reranking = found.reranking
+        self._graph = found.graph
 
     def retrieved(self) -> events.RetrievalCompleted:
         """The event of the final documents."""
@@ -143,6 +146,7 @@ class Transcript:
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
             reranking=self._reranking,
+            graph=self._graph,
             rewriting=self._rewriting,
         )
 
@@ -229,6 +233,7 @@ class Transcript:
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
             reranking=self._reranking,
+            graph=self._graph,
             rewriting=self._rewriting,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
             logprobs=self._logprobs(),

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gateway.wire.filters import as_requested
 from gateway.wire.schemas import WarmQuery
 from protocol.errors import InvalidRequest
+from protocol.graph import GraphMode
 from protocol.retrieval import SearchRequest
 
 
@@ -30,7 +31,7 @@ class QueryLog(Protocol):
 def entry(search: SearchRequest, time: float) -> bytes:
     """A query's log entry, as JSON without line breaks.
 
-    It is ``{time, tenant, collection, query, top_k, context?, search?, rerank?, filters?}``.
+    It is ``{time, tenant, collection, query, top_k, context?, search?, rerank?, mode?, filters?}``.
     """
     fields: dict[str, object] = {
         "time": time,
@@ -45,6 +46,8 @@ def entry(search: SearchRequest, time: float) -> bytes:
         fields["search"] = search.search
     if search.rerank is not None:
         fields["rerank"] = search.rerank
+    if search.mode is not GraphMode.NAIVE:
+        fields["mode"] = search.mode
     if search.filters is not None:
         fields["filters"] = as_requested(search.filters)
     return msgspec.json.encode(fields)

@@ -23,6 +23,7 @@ from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
 from gateway.wire.reuse import ReuseClass
 from gateway.wire.rewriting import Rewriting
+from protocol.graph import Subgraph
 from protocol.plans import Fallback
 from protocol.retrieval import Reranking
 
@@ -54,8 +55,9 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
     """The final documents, best first.
 
     If results are missing, ``partial`` is true and ``missing_shards`` names the shards. Otherwise both are absent.
-    ``reranking`` is as in the reply, and absent if the results were not to be reranked. ``rewriting`` is that of a
-    follow-up, and absent if it was not to be rewritten.
+    ``reranking`` is as in the reply, and absent if the results were not to be reranked. ``graph`` is as
+    in the reply, and absent without a graph mode. ``rewriting`` is that of a follow-up, and absent if it was not to be
+    rewritten.
     """
 
     results: tuple[SearchResult, ...]
@@ -63,6 +65,7 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
+    graph: Subgraph | None = None
     rewriting: Rewriting | None = None
 
 

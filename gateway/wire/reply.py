@@ -11,6 +11,7 @@ from gateway.wire.timeline import TimelineEntry
 from gateway.wire.urls import chunk_url, document_url
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
+from protocol.graph import Subgraph
 from protocol.plans import Fallback
 from protocol.retrieval import CandidateSet, Chunk, Lines, Pages, Reranking, SearchKind
 
@@ -137,6 +138,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of ``missing_shards`` of the index, so better
     documents may be missing. ``reuse`` says which KV the prompt used; ``fallback`` why none of it was composed, if that
     was asked for. ``reranking`` says whether a reranker ordered the results, or why it did not; null if it was not to.
+    ``graph`` is the part of the collection's graph that led to the results; null without a graph ``mode``.
     ``rewriting`` is what became of a follow-up that was to be rewritten; null otherwise. ``timeline`` and ``logprobs``
     are present on request.
     """
@@ -160,6 +162,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
+    graph: Subgraph | None = None
     rewriting: Rewriting | None = None
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
     logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -11,6 +11,7 @@ from gateway.settings import GatewaySettings
 from gateway.wire.filters import RequestFilter
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
+from protocol.graph import GraphMode
 from protocol.plans import DocumentOrder, Reuse
 from protocol.retrieval import SearchKind, SearchRequest
 
@@ -57,6 +58,12 @@ class SearchBody(BaseModel):
     rerank: StrictBool | None = Field(
         default=None, description="Whether a reranker orders the results. By default, if one is configured."
     )
+    mode: GraphMode = Field(
+        default=GraphMode.NAIVE,
+        description="How the collection's graph is used. `naive`: not at all. `local`: from the entities that the "
+        "question names. `global`: from the statements nearest to it. `hybrid`: from both. `mix`: from both, and from "
+        "the chunks that a search without a graph finds.",
+    )
 
     def to_search(
         self, question: str, param: str, tenant: str, settings: GatewaySettings, context: str = ""
@@ -77,6 +84,7 @@ class SearchBody(BaseModel):
             filters=None if self.filters is None else self.filters.to_protocol(),
             search=self.search,
             rerank=self.rerank,
+            mode=self.mode,
         )
 
 

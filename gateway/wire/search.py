@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from gateway.wire.reply import SearchResult, search_results
 from gateway.wire.schemas import Question, SearchBody
+from protocol.graph import GraphMode, Subgraph
 from protocol.retrieval import CandidateSet, Reranking, SearchKind
 
 
@@ -32,7 +33,8 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
     """The chunks that a search found, best first. ``search`` is how they were found.
 
     ``reranking`` says whether a reranker ordered them, or why it did not; null if it was not to. A ``partial`` reply
-    lacks results of ``missing_shards`` of the index.
+    lacks results of ``missing_shards`` of the index. ``mode`` says how the collection's graph was used, and ``graph``
+    which part of it led to the results; null without a graph.
     """
 
     object: Literal["search.results"] = "search.results"
@@ -43,6 +45,8 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
     reranking: Reranking | None
     partial: bool
     missing_shards: tuple[str, ...]
+    mode: GraphMode
+    graph: Subgraph | None
 
     @classmethod
     def of(cls, found: CandidateSet, collection: str, timings: SearchTimings, with_text: bool) -> "SearchReply":
@@ -55,4 +59,6 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
             reranking=found.reranking,
             partial=bool(found.missing_shards),
             missing_shards=found.missing_shards,
+            mode=found.mode,
+            graph=found.graph,
         )

@@ -7,9 +7,17 @@ import typer
 from rich.table import Table
 
 from protocol.documents import DEFAULT_COLLECTION
+from protocol.graph import GraphMode
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
-from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body, warn_of_gaps
+from services.cli.search_options import (
+    FiltersOption,
+    ModeOption,
+    RerankOption,
+    SearchKindOption,
+    search_body,
+    warn_of_gaps,
+)
 
 
 def query(
@@ -20,12 +28,13 @@ def query(
     filters: FiltersOption = None,
     search: SearchKindOption = None,
     rerank: RerankOption = None,
+    mode: ModeOption = GraphMode.NAIVE,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a question and stream the answer."""
-    body = search_body(question, collection, top_k, filters, search, rerank)
+    body = search_body(question, collection, top_k, filters, search, rerank, mode)
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     last: dict[str, Any] = {}

@@ -8,9 +8,19 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.documents import DEFAULT_COLLECTION
+from protocol.graph import GraphMode
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import results
-from services.cli.search_options import FiltersOption, RerankOption, SearchKindOption, search_body, warn_of_gaps
+from services.cli.search_options import (
+    FiltersOption,
+    ModeOption,
+    RerankOption,
+    SearchKindOption,
+    search_body,
+    warn_of_gaps,
+)
+
+_MOST_RELATIONS = 5
 
 
 def search(
@@ -20,17 +30,20 @@ def search(
     filters: FiltersOption = None,
     search: SearchKindOption = None,
     rerank: RerankOption = None,
+    mode: ModeOption = GraphMode.NAIVE,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search without an answer, and print the passages."""
-    found = connect(url, api_key).search(search_body(question, collection, top_k, filters, search, rerank))
+    found = connect(url, api_key).search(search_body(question, collection, top_k, filters, search, rerank, mode))
     if as_json:
         print(json.dumps(found))
         return
     warn_of_gaps(found)
     _print_passages(found)
+    if found["graph"]:
+        _print_relations(found["graph"]["relations"][:_MOST_RELATIONS])
     results.print(
         f"{found['search']} search of {found['collection']}: {found['timings']['total_ms']:.0f} ms",
         style="dim",
@@ -47,6 +60,12 @@ def _print_passages(found: dict[str, Any]) -> None:
         # Text, not str: rich would take brackets in a document for markup.
         table.add_row(f"{result['score']:.3f}", Text(_place(result)), Text(result["text"]))
     results.print(table)
+
+
+def _print_relations(relations: list[dict[str, Any]]) -> None:
+    for relation in relations:
+        stated = f"{relation['head']} -{relation['relation']}-> {relation['tail']}"
+        results.print(Text.assemble(stated, (f"  {relation['document_id']}", "dim")))
 
 
 def _place(result: dict[str, Any]) -> str:

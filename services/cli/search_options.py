@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from protocol.graph import GraphMode
 from protocol.retrieval import SearchKind
 from services.cli.output import errors
 
@@ -15,6 +16,10 @@ SearchKindOption = Annotated[
 RerankOption = Annotated[
     bool | None, typer.Option(help="Whether a reranker orders the results. By default, if one is configured.")
 ]
+ModeOption = Annotated[
+    GraphMode,
+    typer.Option(help="How the collection's graph is used: from entities, from statements, from both, or not at all."),
+]
 
 
 def search_body(
@@ -24,9 +29,12 @@ def search_body(
     filters: str | None,
     search: SearchKind | None,
     rerank: bool | None,
+    mode: GraphMode,
 ) -> dict[str, Any]:
     """The request's fields that control the search. Raises typer.BadParameter for filters that are not JSON."""
     given = {"query": question, "collection": collection, "top_k": top_k, "search": search, "rerank": rerank}
+    if mode is not GraphMode.NAIVE:
+        given["mode"] = mode
     body = {name: value for name, value in given.items() if value is not None}
     if filters is not None:
         try:

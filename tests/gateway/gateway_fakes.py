@@ -28,6 +28,7 @@ from protocol.errors import (
     InvalidEncoding,
     InvalidRequest,
     NoDocuments,
+    NoGraph,
     PinRefused,
     QuestionTooLong,
     UnknownCollection,
@@ -40,6 +41,7 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
+from protocol.graph import GraphMode, Subgraph
 from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -104,6 +106,7 @@ class FakeRetriever:
     """Finds ``top_k`` of five documents' first chunks in two stages. ``missing_shards`` are reported as missing.
 
     With ``reranking``, a third stage reports it and, if that is done, has the documents in reverse order.
+    The final documents of graph modes come from the ``graph``; without one, such searches are refused.
     Each document has ``chunks_of`` chunks. Jobs have the status ``job_status``.
     """
 
@@ -119,6 +122,7 @@ class FakeRetriever:
         self.orphaned: list[Orphan] = []
         self.missing_shards: tuple[str, ...] = ()
         self.reranking: Reranking | None = None
+        self.graph: Subgraph | None = None
         self.chunks_of = 1
         self.job_status = "failed"
         self.open = 0
@@ -138,12 +142,16 @@ class FakeRetriever:
                 raise NoDocuments("The collection is empty.", "collection")
             if isinstance(request.filters, Comparison) and request.filters.key != "lang":
                 raise UnknownFilterKey(f"No document has {request.filters.key!r}.", "filters")
+            if request.mode is not GraphMode.NAIVE and self.graph is None:
+                raise NoGraph("The collection has no graph.", "mode")
             docs = tuple(chunk(rank) for rank in range(min(size, request.top_k)))
             scores = tuple(1.0 - rank / 10 for rank in range(len(docs)))
             of = 2 if self.reranking is None else 3
             yield CandidateSet(1, of, docs[:1], scores[:1], final=False, elapsed_ms=1.0)
             await self.phases.enter("second_stage")
             last = CandidateSet(2, of, docs, scores, of == 2, elapsed_ms=2.5, missing_shards=self.missing_shards)
+            if request.mode is not GraphMode.NAIVE:
+                last = msgspec.structs.replace(last, mode=request.mode, graph=self.graph)
             yield last
             if self.reranking is not None:
                 await self.phases.enter("rerank")

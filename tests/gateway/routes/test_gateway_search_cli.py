@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
+from protocol.graph import GraphMode, Relation, Subgraph
 from protocol.retrieval import Pages, SearchKind
 from services.cli import app as ragtree
 from services.cli import query, search
@@ -60,6 +61,17 @@ def test_search_prints_passages(run: Run, stack: Stack, monkeypatch):
     assert "d2" not in done.output
     (request,) = stack.retriever.requests
     assert (request.search, request.filters.key, request.top_k) == (SearchKind.SPARSE, "lang", 2)
+
+
+def test_search_by_the_graph_prints_the_relations_that_led_to_the_passages(run: Run, stack: Stack):
+    stack.retriever.graph = Subgraph((), (Relation("Alice", "likes", "[Titanic]", 0.5, "d1", 0),))
+    done = run("search", "Whom?", "--mode", "mix")
+    assert done.exit_code == 0, done.output
+    assert "Alice -likes-> [Titanic]  d1" in done.output
+    assert stack.retriever.requests[-1].mode is GraphMode.MIX
+    stack.retriever.graph = None
+    refused = run("query", "Whom?", "--mode", "local")
+    assert "no_graph" in str(refused.exception)
 
 
 def test_search_as_json_and_partial(run: Run, stack: Stack):
