@@ -11,9 +11,10 @@ from protocol.retrieval import SearchKind
 from retriever.retriever import Retriever
 
 TOP_K = 10
+"""Chunks of the searches that `search_of` returns."""
 
 Search = Callable[[str], Awaitable[Sequence[str]]]
-"""Maps a question to the documents of its first ``TOP_K`` chunks, best first; a document may occur several times."""
+"""Maps a question to the documents of the chunks that it finds, best first; a document may occur several times."""
 
 
 class Asked(NamedTuple):

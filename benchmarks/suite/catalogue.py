@@ -57,6 +57,8 @@ BENCHMARKS = (
     Benchmark("recall", "--questions 300", _SQUAD),
     Benchmark("ingestion", "--one-in 80 --rounds 1 --questions 100", _SQUAD),
     Benchmark("follow-ups", ""),
+    # Without options it measures every set that is there.
+    Benchmark("graph", "--set dragonball --questions 60", ("dragonball",)),
     Benchmark("tiers", "--rounds 3"),
     Benchmark("compose", "--questions 12 --shares 0.2 --rounds 3", _SQUAD),
     Benchmark("exactness", "--prompts 60 --control 20", _SQUAD),

@@ -74,6 +74,14 @@ KEY_FIGURES = {
         Figure("rewriting a follow-up, median", "rewriting.p50_ms", "ms"),
         Figure("rewrites that cannot be used", "rewriting.unusable"),
     ),
+    "graph": (
+        Figure("recall@5, graph over dense search, {}", "recall_at_5.*.graph", "x", over="recall_at_5.*.dense"),
+        Figure("recall@5, graph over hybrid search, {}", "recall_at_5.*.graph", "x", over="recall_at_5.*.hybrid"),
+        Figure("recall@5, {}, {}", "recall_at_5.*.*"),
+        Figure("search time, {}, {}, median", "search_ms.*.*", "ms"),
+        Figure("documents a minute read into the graph, {}", "index.*.documents_per_minute"),
+        Figure("bytes of the graph in the store, {}", "index.*.bytes"),
+    ),
     "tiers": (
         Figure("TTFT, KV in GPU over vLLM's own prefix cache", "gpu_over_floor", "x"),
         Figure("TTFT, KV in host memory over vLLM's own prefix cache", "host_over_floor", "x"),

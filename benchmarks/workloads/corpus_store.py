@@ -7,6 +7,7 @@ import msgspec
 from benchmarks.measuring.progress import Progress
 from benchmarks.workloads.datasets import Questions
 from protocol.errors import InternalError
+from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
 from retriever.retriever import Retriever
 
@@ -44,9 +45,10 @@ async def search_corpus(
     top_k: int,
     kind: SearchKind | None = None,
     context: str = "",
+    mode: GraphMode = GraphMode.NAIVE,
 ) -> CandidateSet:
     """Return the last stage of a search for ``top_k`` chunks. Raises what the retriever raises."""
-    request = SearchRequest(TENANT, dataset.corpus, query, top_k, context, search=kind)
+    request = SearchRequest(TENANT, dataset.corpus, query, top_k, context, search=kind, mode=mode)
     async for candidates in retriever.search(request):
         last = candidates
     return last

@@ -17,17 +17,18 @@ DOCUMENTS_FILE = "docs.jsonl.gz"
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document of the corpus."""
+    """A document of the corpus. ``lang`` is its language, where the set says so."""
 
     doc_id: str
     text: str
     title: str | None = None
+    lang: str = ""
 
 
 class Question(msgspec.Struct, frozen=True):
     """A question, the documents that hold its answer, those of its whole context, and its right ``answers``.
 
-    ``lang`` is its language, where the set says so.
+    ``lang`` is its language and ``type`` its kind, where the set says so.
     """
 
     qid: str
@@ -36,6 +37,7 @@ class Question(msgspec.Struct, frozen=True):
     answers: tuple[str, ...] = ()
     ctx_doc_ids: tuple[str, ...] = ()
     lang: str = ""
+    type: str = ""
 
 
 class Questions(Protocol):

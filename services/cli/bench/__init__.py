@@ -8,6 +8,7 @@ from services.cli.bench.compose import compose
 from services.cli.bench.controller import controller
 from services.cli.bench.exactness import exactness
 from services.cli.bench.follow_ups import follow_ups
+from services.cli.bench.graph.graph import graph
 from services.cli.bench.ingestion import ingestion
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
@@ -40,6 +41,7 @@ for command in (
     recall,
     ingestion,
     follow_ups,
+    graph,
     retrieval,
     speculation,
     policies,

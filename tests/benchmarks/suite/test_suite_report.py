@@ -11,6 +11,7 @@ from benchmarks.compose.rows import ComposeResult
 from benchmarks.controller.benchmark import ControllerResult
 from benchmarks.exactness import ExactnessResult
 from benchmarks.follow_ups.benchmark import FollowUpResult
+from benchmarks.graph.benchmark import GraphResult
 from benchmarks.ingestion import IngestionResult
 from benchmarks.orders import OrdersResult
 from benchmarks.overhead import OverheadResult
@@ -45,6 +46,7 @@ RESULTS = {
     "recall": RecallResult,
     "ingestion": IngestionResult,
     "follow-ups": FollowUpResult,
+    "graph": GraphResult,
     "tiers": TiersResult,
     "compose": ComposeResult,
     "exactness": ExactnessResult,

@@ -1,0 +1,1 @@
+"""Searches with a collection's graph against searches without one, and what the graph costs."""

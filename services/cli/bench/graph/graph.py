@@ -1,0 +1,78 @@
+"""``ragtree bench graph``: whether searches with a graph find the documents that answer questions, and what it costs.
+
+Measures recall@5 of documents and search time of dense and hybrid search, which are the baselines, and of modes mix
+(``graph``), local and global; and size and reading time of the graph.
+
+Limits: sets with documents and with questions whose passages are known, in English. Where a set does not name them, a
+passage counts as gold if it is among the question's own contexts and contains one of its answers.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec.structs import astuple
+from rich.table import Table
+
+from services.cli.bench.common.options import DEFAULT_DATA, DataOption
+from services.cli.connection import JsonOption
+from services.cli.output import StepBars, print_json, results
+from services.config import load_config
+
+if TYPE_CHECKING:
+    from benchmarks.graph.benchmark import GraphResult
+
+_GOLD = (
+    "gold: the set names the passages (given), or they are those of the question's own contexts that contain one of "
+    "its answers as whole words (answer)"
+)
+
+
+def graph(
+    chosen: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Question set: a folder below --data. Can be given several times; by default all."),
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Most questions per set, at equal distances in it.")] = 300,
+    data: DataOption = DEFAULT_DATA,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare searches with a graph with dense and hybrid search, and measure the graph."""
+    from benchmarks.graph.benchmark import GraphBenchmark
+
+    with StepBars() as show:
+        benchmark = GraphBenchmark(load_config().retriever, show)
+        result = asyncio.run(benchmark.run(data, chosen or (), questions))
+    if as_json:
+        print_json(result)
+        return
+    _show(result)
+
+
+def _show(result: "GraphResult") -> None:
+    from benchmarks.graph.benchmark import WAYS
+
+    found = _table("recall@5", "set", "gold", "questions", *WAYS)
+    found.caption = _GOLD
+    took = _table("median search time, ms", "set", *WAYS)
+    read = _table(
+        "graph", "set", "documents", "chunks", "entities", "statements", "relations", "seconds", "documents/min", "MiB"
+    )
+    for name, index in result.index.items():
+        recalled = (f"{recall:.3f}" for recall in astuple(result.recall_at_5[name]))
+        found.add_row(name, result.gold[name], str(result.questions[name]), *recalled)
+        took.add_row(name, *(f"{ms:.1f}" for ms in astuple(result.search_ms[name])))
+        counts = (index.documents, index.chunks, index.entities, index.statements, index.relations)
+        speed = (f"{index.seconds:.1f}", f"{index.documents_per_minute:,.0f}", f"{index.bytes / 2**20:.1f}")
+        read.add_row(name, *(f"{count:,}" for count in counts), *speed)
+    for table in (found, took, read):
+        results.print(table)
+    for name, reason in result.left_out.items():
+        results.print(f"{name} is left out: {reason}", highlight=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=None)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("set", "gold") else "right")
+    return table
