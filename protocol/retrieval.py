@@ -161,6 +161,6 @@ class CandidateSet(msgspec.Struct, frozen=True):
 
     def ranking(self, kind: SearchKind) -> tuple[float | None, ...]:
         """The documents' scores in the dense or the sparse ranking; None if a document is not among its best."""
-        if self.search is not SearchKind.HYBRID and not self.reranked:
+        if self.search is not SearchKind.HYBRID and not self.reranked and self.graph is None:
             return self.scores if kind is self.search else (None,) * len(self.docs)
         return self.dense_scores if kind is SearchKind.DENSE else self.sparse_scores

@@ -51,18 +51,21 @@ class KnowledgeGraph:
     def __init__(self, arrays: GraphArrays) -> None:
         self.entities = arrays.entities
         self.chunks, chunk_rows = np.unique(arrays.chunks, return_inverse=True)
-        self.relations = arrays.relations
+        self._relations = arrays.relations[:, 0]
+        self._relation_rows = np.searchsorted(arrays.statements, arrays.relations[:, 1])
+        self._relation_ends = np.searchsorted(arrays.entities, arrays.relations[:, 2:])
         self._entity_embeddings = arrays.entity_embeddings
         self._statements = arrays.statements
         self._statement_embeddings = arrays.statement_embeddings
         self._mentions = self._mention_matrix(arrays.mentions)
         size = len(arrays.statements)
         of_chunk = csr_matrix((np.ones(size, np.float32), (chunk_rows, np.arange(size))), (len(self.chunks), size))
-        self._contained = (of_chunk @ self._mentions).tocsr()
-        self._chunks_with = np.asarray((self._contained > 0).sum(axis=0)).ravel()
+        contained = (of_chunk @ self._mentions).tocsr()
+        self._chunks_with = np.asarray((contained > 0).sum(axis=0)).ravel()
         rarity = np.log((len(self.chunks) + 1) / (self._chunks_with + 0.5)).clip(0.0).astype(np.float32)
         self._rarity: Weights = rarity / max(float(rarity.max(initial=0.0)), 1e-6)
-        present = self._contained.sign()
+        self._often = contained.log1p()
+        present = contained.sign()
         self._moves = transition(bmat([[None, present], [present.T, None]], format="csr", dtype=np.float32))
 
     @property
@@ -113,7 +116,7 @@ class KnowledgeGraph:
 
         The walk restarts at activated entities, and at chunks by ``chunk_scores``, cosines or their like, by id.
         """
-        bonus = np.log1p(self._contained.log1p() @ (activation.entities * self._rarity))
+        bonus = np.log1p(self._often @ (activation.entities * self._rarity))
         for row, id_ in self._chunk_rows(chunk_scores):
             bonus[row] += max(chunk_scores[id_], 0.0)
         restart = np.concatenate([_CHUNK_RESTART * bonus, activation.entities]).astype(np.float32)
@@ -138,12 +141,11 @@ class KnowledgeGraph:
 
     def relations_in(self, activation: Activation, count: int) -> dict[int, float]:
         """Return the ids of the best relations: those that the used statements state, by weight and activated ends."""
-        rows = np.searchsorted(self._statements, self.relations[:, 1])
-        weights = np.array([activation.statements.get(int(row), 0.0) for row in rows], np.float32)
-        ends = np.searchsorted(self.entities, self.relations[:, 2:])
-        weights *= activation.entities[ends].sum(axis=1)
+        stated = np.zeros(len(self._statements), np.float32)
+        stated[list(activation.statements)] = list(activation.statements.values())
+        weights = stated[self._relation_rows] * activation.entities[self._relation_ends].sum(axis=1)
         order = np.argsort(-weights, kind="stable")[:count]
-        return {int(self.relations[place, 0]): float(weights[place]) for place in order if weights[place] > 0}
+        return {int(self._relations[place]): float(weights[place]) for place in order if weights[place] > 0}
 
     def _spread_over(self, rows: npt.NDArray[np.int64], weights: Weights, used: dict[int, float]) -> Weights:
         """Return the activation of the entities that the best of these statements mention."""

@@ -12,6 +12,7 @@ from speculation_scene import Scene, Stream
 from gateway.query.speculation_start import SpeculationStart
 from gateway.wire import events
 from protocol.errors import EngineDied
+from protocol.graph import GraphMode
 from protocol.plans import PlanOutcome
 from protocol.tiers import Tier
 
@@ -104,7 +105,7 @@ async def test_other_final_documents_mean_ordinary_admission(scene: Scene, final
 
 async def test_guess_waits_for_a_stage_worth_it(scene: Scene):
     """Searches of this kind are final after five of nine stages, and the engine releases guesses slowly."""
-    kind = ("default", "default", None, None, 3, True, True)
+    kind = ("default", "default", None, None, GraphMode.NAIVE, 3, True, True)
     for _ in range(40):
         scene.start.record_search(kind, 5 / 9, 1.0)
         SpeculationStart.record_ending(scene.start, 9.0)
@@ -127,7 +128,7 @@ async def test_search_in_one_stage_is_not_learnt(scene: Scene):
     await scene.finds("q", "a", final=True)
     (await scene.opened("q")).says(finish=True)
     await query.answer()
-    assert scene.start.odds(("default", "default", 3, True, True), 0.5) == 0.5
+    assert scene.start.odds(("default", "default", None, None, GraphMode.NAIVE, 3, True, True), 0.5) == 0.5
 
 
 async def test_release_time_is_learnt_from_wrong_guesses_only(scene: Scene):

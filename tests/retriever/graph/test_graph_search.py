@@ -8,7 +8,7 @@ from retriever_cases import QUICK, TENANT, ids, put, put_lines, running, search
 from protocol.errors import NoDocuments, NoGraph
 from protocol.filters import Comparison
 from protocol.graph import GraphMode
-from protocol.retrieval import SearchRequest
+from protocol.retrieval import SearchKind, SearchRequest
 from retriever.settings import GraphSettings
 
 RULES = GraphSettings(kind="rules", retry_first_s=QUICK.retry_first_s, retry_max_s=QUICK.retry_max_s)
@@ -42,10 +42,13 @@ async def test_the_second_hop_is_found_over_the_entity_that_both_documents_name(
 async def test_each_mode_ends_with_a_final_set_of_live_documents(tmp_path, mode):
     async with running(tmp_path, graph=RULES) as retriever:
         await filled(retriever)
+        plain = await search(retriever, QUESTION, 50)
         found = await search(retriever, QUESTION, 3, mode=mode)
         assert 0 < len(found.docs) <= 3
         assert len(found.docs) == len(found.scores) == len(found.dense_scores) == len(found.sparse_scores)
         assert list(found.scores) == sorted(found.scores, reverse=True)
+        cosines = dict(zip(ids(plain), plain.scores, strict=True))
+        assert found.ranking(SearchKind.DENSE) == tuple(cosines.get(document) for document in ids(found))
         await retriever.delete_document(TENANT, "default", "album")
         assert "album" not in ids(await search(retriever, QUESTION, 3, mode=mode))
 
