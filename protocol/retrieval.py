@@ -136,7 +136,8 @@ class CandidateSet(msgspec.Struct, frozen=True):
     counts all that follows as one stage, which is not planned yet. ``elapsed_ms`` counts from the start of the search.
     ``unknown_keys`` are filter attributes that no document has. ``missing_shards`` did not return all their results,
     and may have had better chunks. ``reranking`` is what became of it, if the final documents were to be reranked. In a
-    graph ``mode``, the final scores are the graph's, about 1 for the best chunk, and ``graph`` is what led to them.
+    graph ``mode``, the final scores are the graph's, about 1 for the best chunk, and ``graph`` is what led to
+    them; those of both rankings are there, too.
     """
 
     stage: int

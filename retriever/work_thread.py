@@ -65,8 +65,11 @@ class WorkThread:
     def _run(self) -> None:
         self._warm_up()
         pause = self._settings.retry_first_s
-        while not self._stop.is_set():
+        while True:
             self._work_available.clear()
+            # After clearing: closing may have set the event just before, and nobody would set it again.
+            if self._stop.is_set():
+                return
             try:
                 while not self._stop.is_set() and self._next():
                     pause = self._settings.retry_first_s

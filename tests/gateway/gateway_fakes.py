@@ -151,7 +151,10 @@ class FakeRetriever:
             await self.phases.enter("second_stage")
             last = CandidateSet(2, of, docs, scores, of == 2, elapsed_ms=2.5, missing_shards=self.missing_shards)
             if request.mode is not GraphMode.NAIVE:
-                last = msgspec.structs.replace(last, mode=request.mode, graph=self.graph)
+                nowhere = (None,) * len(scores)
+                last = msgspec.structs.replace(
+                    last, mode=request.mode, graph=self.graph, dense_scores=scores, sparse_scores=nowhere
+                )
             yield last
             if self.reranking is not None:
                 await self.phases.enter("rerank")

@@ -91,3 +91,17 @@ def test_closing_ends_the_waiting():
         waiting.result(20)
         may_return.set()
         closing.result(20)
+
+
+def test_closing_is_not_lost_if_it_comes_just_before_the_thread_waits():
+    class ClosingBeforeItIsCleared(threading.Event):
+        def clear(self) -> None:
+            pool.submit(thread.close)
+            self.wait()
+            super().clear()
+
+    with ThreadPoolExecutor(1) as pool:
+        thread = WorkThread("test", lambda: False, QUICK, lambda: None, ClosingBeforeItIsCleared())
+        thread.start()
+        thread._thread.join(20)
+        assert not thread._thread.is_alive()
