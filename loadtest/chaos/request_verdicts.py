@@ -140,11 +140,15 @@ def _overlaps(record: QueryRecord, kill: Kill) -> bool:
 
 
 def _lost_connection(record: QueryRecord) -> bool:
-    """Return whether it ended without a terminal event or a response, other than by a timeout."""
+    """Return whether it ended without a terminal event or a response, other than by a timeout.
+
+    A stream may also break between its terminal event and its end.
+    """
     reason = record.reason or ""
     if "Timeout" in reason or reason.startswith("no end within"):
         return False
-    return not record.status or (record.status == 200 and record.terminals == 0)
+    unfinished = record.terminals == 0 or (record.terminals == 1 and reason.startswith("the stream broke"))
+    return not record.status or (record.status == 200 and unfinished)
 
 
 def _lost_gateway(record: QueryRecord) -> bool:

@@ -57,6 +57,7 @@ def test_gateway_and_proxy_are_killable_only_behind_serve():
     "cut",
     [
         failed("the stream broke: ValueError", terminals=0),
+        failed("the stream broke: ValueError", terminals=1),
         failed("no terminal event", terminals=0),
         failed("no response: ConnectionRefusedError", status=None, terminals=0),
         failed("HTTP 500", status=500, terminals=0),
@@ -72,6 +73,7 @@ def test_connection_may_break_only_with_its_process(victim, cut):
     "never",
     [
         failed("2 terminal events", terminals=2),
+        failed("the stream broke: ValueError", terminals=2),
         failed("output_text.delta after the terminal event", terminals=1),
         failed("no end within 70 s", terminals=0),
         failed("no response: TimeoutError", status=None, terminals=0),
