@@ -55,8 +55,8 @@ class RetrievalCompleted(Event, frozen=True, kw_only=True, omit_defaults=True, t
     """The final documents, best first.
 
     If results are missing, ``partial`` is true and ``missing_shards`` names the shards. Otherwise both are absent.
-    ``reranking`` is as in the reply, and absent if the results were not to be reranked. ``graph`` is as
-    in the reply, and absent without a graph mode. ``rewriting`` is that of a follow-up, and absent if it was not to be
+    ``reranking`` is as in the reply, and absent if the results were not to be reranked. ``graph`` is as in the
+    reply, and absent without a graph mode. ``rewriting`` is that of a follow-up, and absent if it was not to be
     rewritten.
     """
 

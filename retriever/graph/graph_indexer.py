@@ -3,8 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
 from retriever.embedding.base import Embedder, Vector
 from retriever.graph.extractors.base import Extractor, GraphSource, Statement
 from retriever.graph.graph_catalog import GraphCatalog
@@ -139,5 +137,5 @@ def _keyed(statement: Statement, embedding: Vector) -> KeyedStatement:
         statement.end,
         tuple(dict.fromkeys(key for name in statement.names if (key := name_key(name)))),
         relations,
-        np.asarray(embedding),
+        embedding,
     )

@@ -68,26 +68,18 @@ class KnowledgeGraph:
         present = contained.sign()
         self._moves = transition(bmat([[None, present], [present.T, None]], format="csr", dtype=np.float32))
 
-    @property
-    def statement_count(self) -> int:
-        """How many statements it has."""
-        return len(self._statements)
-
     def nearest_entities(self, names: Vector, least: float) -> dict[int, float]:
         """Return the row of the entity nearest to each of the ``names``, [n, dimension], if its cosine is ``least``."""
         best: dict[int, float] = {}
         similar = _similarities(self._entity_embeddings, names)
-        for column in range(similar.shape[1]):
-            row = int(similar[:, column].argmax()) if len(similar) else 0
-            if len(similar) and similar[row, column] >= least:
-                best[row] = max(float(similar[row, column]), best.get(row, 0.0))
+        for row, cosine in zip(similar.argmax(axis=0).tolist(), similar.max(axis=0).tolist(), strict=True):
+            if cosine >= least:
+                best[row] = max(cosine, best.get(row, 0.0))
         return best
 
     def rows_of(self, entities: Iterable[int]) -> list[int]:
         """Return the rows of those of these entities that the graph has."""
-        wanted = np.array(sorted(entities), np.int64)
-        rows: list[int] = np.flatnonzero(np.isin(self.entities, wanted, assume_unique=True)).tolist()
-        return rows
+        return _rows_of(self.entities, entities)
 
     def spread(self, seeds: Mapping[int, float], question: Vector) -> Activation:
         """Activate entities from ``seeds``, weights by entity row, over statements near to the ``question``."""
@@ -117,8 +109,8 @@ class KnowledgeGraph:
         The walk restarts at activated entities, and at chunks by ``chunk_scores``, cosines or their like, by id.
         """
         bonus = np.log1p(self._often @ (activation.entities * self._rarity))
-        for row, id_ in self._chunk_rows(chunk_scores):
-            bonus[row] += max(chunk_scores[id_], 0.0)
+        for row in _rows_of(self.chunks, chunk_scores):
+            bonus[row] += max(chunk_scores[int(self.chunks[row])], 0.0)
         restart = np.concatenate([_CHUNK_RESTART * bonus, activation.entities]).astype(np.float32)
         visits = personalised_pagerank(self._moves, restart, _RESTART)[: len(self.chunks)]
         best = float(visits.max(initial=0.0))
@@ -165,11 +157,11 @@ class KnowledgeGraph:
         ones = np.ones(len(mentions), np.float32)
         return csr_matrix((ones, (rows, columns)), (len(self._statements), len(self.entities)))
 
-    def _chunk_rows(self, ids: Iterable[int]) -> Iterable[tuple[int, int]]:
-        for id_ in ids:
-            row = int(np.searchsorted(self.chunks, id_))
-            if row < len(self.chunks) and self.chunks[row] == id_:
-                yield row, id_
+
+def _rows_of(stored: Ids, wanted: Iterable[int]) -> list[int]:
+    """The rows of those of the ``wanted`` ids that are stored."""
+    rows: list[int] = np.flatnonzero(np.isin(stored, np.array(list(wanted), np.int64))).tolist()
+    return rows
 
 
 def _similarities(stored: Halves, vectors: Vector) -> npt.NDArray[np.float32]:
