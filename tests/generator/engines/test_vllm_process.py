@@ -33,7 +33,7 @@ from benchmarks.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import Sampling
-from protocol.kv import Orders
+from protocol.kv import LostCopy, Orders
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
 
@@ -58,6 +58,19 @@ def unpublished(folder: Path) -> list[Path]:
     return [file for file in files if file.suffix != ".safetensors" and file.name != "disk-id"]
 
 
+async def begun_save(engine: VllmEngine, path: KvPath, folder: Path) -> "asyncio.Task[tuple[LostCopy, ...]]":
+    """Begin to copy a path from host memory to disk. Returns when a file is half written."""
+    while True:
+        saving = asyncio.create_task(engine.carry_out(Orders(path.moves(HOST, DISK, evict=False))))
+        while not saving.done():
+            if unpublished(folder):
+                return saving
+            await asyncio.sleep(0)
+        # The disk was faster than this look at it.
+        assert saving.result() == ()
+        assert await engine.carry_out(Orders(path.moves(DISK, None))) == ()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def killed(model, tmp_path_factory) -> AsyncIterator[Killed]:
     folder = tmp_path_factory.mktemp("killed-engine")
@@ -74,10 +87,7 @@ async def killed(model, tmp_path_factory) -> AsyncIterator[Killed]:
 
     stream = engine.stream(kv_path((SYSTEM,)).plan("running", None, None), Sampling(max_tokens=900))
     await anext(stream)
-    saving = asyncio.create_task(engine.carry_out(Orders(lost.moves(HOST, DISK))))
-    while not unpublished(folder):
-        assert not saving.done(), "the path was saved before the engine could be killed"
-        await asyncio.sleep(0)
+    saving = await begun_save(engine, lost, folder)
     os.kill(core.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         with pytest.raises(EngineDied) as stream_error:
