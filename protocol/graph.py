@@ -48,8 +48,39 @@ class Relation(msgspec.Struct, frozen=True):
     index: int
 
 
+class Source(msgspec.Struct, frozen=True):
+    """The chunk that states a relation: number ``index`` of ``document_id``."""
+
+    document_id: str
+    index: int
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A way from a root entity along relations, without a cycle: ``Alice -like-> Titanic -type-> Tragedy``.
+
+    ``entities`` are at least two, the root first. ``relations``, one fewer, stand between them as they are read:
+    ``-like->``, or ``<-like-`` if the relation leads from the next entity to the one before it. ``sources`` state them,
+    one each. ``score`` is the cosine of path and question.
+    """
+
+    entities: tuple[str, ...]
+    relations: tuple[str, ...]
+    sources: tuple[Source, ...]
+    score: float
+
+    @property
+    def text(self) -> str:
+        """The path as it is read."""
+        steps = zip(self.relations, self.entities[1:], strict=True)
+        return " ".join([self.entities[0], *(part for step in steps for part in step)])
+
+
 class Subgraph(msgspec.Struct, frozen=True):
-    """The part of a graph that a search used; both parts are ordered best first."""
+    """The part of a graph that a search used; ``entities`` and ``relations`` are ordered best first.
+
+    ``paths`` of one root entity stand together, the best first, and root entities by their relevance.
+    """
 
     entities: tuple[Entity, ...] = ()
     relations: tuple[Relation, ...] = ()
+    paths: tuple[Path, ...] = ()

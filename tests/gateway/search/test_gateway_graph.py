@@ -4,15 +4,27 @@ import pytest
 from gateway_fakes import MODEL
 from sse_reading import events_of, only_terminal
 
-from protocol.graph import Entity, GraphMode, Relation, Subgraph
+from protocol.graph import Entity, GraphMode, Path, Relation, Source, Subgraph
 
 QUESTION = {"query": "Who?", "top_k": 2}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Who?"}]}
-GRAPH = Subgraph((Entity("Alice", 1.0, 3),), (Relation("Alice", "likes", "Titanic", 0.5, "d1", 0),))
+GRAPH = Subgraph(
+    (Entity("Alice", 1.0, 3),),
+    (Relation("Alice", "likes", "Titanic", 0.5, "d1", 0),),
+    (Path(("Alice", "Titanic"), ("-likes->",), (Source("d1", 0),), 0.5),),
+)
 SHOWN = {
     "entities": [{"name": "Alice", "score": 1.0, "chunks": 3}],
     "relations": [
         {"head": "Alice", "relation": "likes", "tail": "Titanic", "score": 0.5, "document_id": "d1", "index": 0}
+    ],
+    "paths": [
+        {
+            "entities": ["Alice", "Titanic"],
+            "relations": ["-likes->"],
+            "sources": [{"document_id": "d1", "index": 0}],
+            "score": 0.5,
+        }
     ],
 }
 
