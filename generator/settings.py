@@ -161,6 +161,11 @@ class KvSettings(BaseModel):
         "folder, or a Hugging Face id. Without it, `cacheclip` composes nothing.",
     )
     auxiliary_gib: float = Field(0.25, ge=0, description="Memory for this model's own KV of documents, in GiB.")
+    graph_gib: float = Field(
+        0.25,
+        ge=0,
+        description="Memory for KV of facts out of knowledge graphs, in GiB. It does not outlast the engine.",
+    )
 
     @property
     def host_file(self) -> Path:

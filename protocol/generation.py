@@ -135,11 +135,13 @@ ASKED_TOKENS = 24
 class ComposingInfo(msgspec.Struct, frozen=True):
     """How an engine composes KV: moving a token's KV to another position takes ``move_s`` seconds.
 
-    ``methods`` are the selectors of what is computed again.
+    ``methods`` are the selectors of what is computed again. ``no_trees`` says why the engine has no attention within
+    dependency trees; it is empty if it has.
     """
 
     move_s: float
     methods: tuple[str, ...]
+    no_trees: str = ""
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from protocol.cache import TierStats
+from protocol.dependency import DependencyTrees
 from protocol.kv import LostCopy, Move, Pages, PeerCopy, PeerRead
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -172,6 +173,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     - ``first``: the plan of a prefill in front of this one, with an id of its own, if this one composes and some
       documents have no donors. It computes them exactly, behind what is loaded, so that they are kept and donate. It is
       part of this plan: what it computes counts as computed.
+    - ``trees``: where the prompt has dependency trees; None if it has none. No later query finds their KV in the tree.
     - ``fallback``: why nothing is composed; None if something is, or if nobody asked for it, or if all is cached.
 
     A plan is a lease under its ``query_id``. It is released exactly once: when the plan completes, fails or is
@@ -194,6 +196,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     recompute: Recompute | None = None
     first: "PrefillPlan | None" = None
     fallback: Fallback | None = None
+    trees: DependencyTrees | None = None
 
 
 class PlanOutcome(StrEnum):

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 import torch
@@ -13,6 +13,8 @@ from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
 from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.auxiliary.token_spans import TokenSpans
 from generator.composing.composer import Composer
+from generator.composing.dependency.branch_cache import BranchCache
+from generator.composing.dependency.tree_composer import TreeComposer
 from generator.composing.deviation import Deviation
 from generator.composing.partial_forward import PartialForward
 from generator.composing.rotation import MOST_ERROR
@@ -42,8 +44,16 @@ _PROBED_TOKEN = 100
 """A token id that every vocabulary has."""
 
 
-def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composer:
-    """A composer on an engine's model, which must be idle. Raises ConfigError if its KV cannot be composed."""
+class Composers(NamedTuple):
+    """What composes an engine's KV: ``documents``, and dependency ``trees``, or None and why not (``no_trees``)."""
+
+    documents: Composer
+    trees: TreeComposer | None
+    no_trees: str
+
+
+def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composers:
+    """Composers on an engine's model, which must be idle. Raises ConfigError if its KV cannot be composed."""
     config = runner.vllm_config
     registered = config.compilation_config.static_forward_context
     layers = attention_layers(runner.model, registered, blocks.places(), num_blocks)
@@ -65,7 +75,13 @@ def new_composer(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int,
     if settings.auxiliary_model is not None:
         selectors |= _auxiliary_selectors(Path(settings.auxiliary_model), config.model_config, kept, beside)
     deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
-    return Composer(layers, forward, selectors, deviation, kept, beside, blocks.page_tokens, step_tokens)
+    page_tokens = blocks.page_tokens
+    documents = Composer(layers, forward, selectors, deviation, kept, beside, page_tokens, step_tokens)
+    branches = BranchCache(int(settings.graph_gib * (1 << 30)))
+    try:
+        return Composers(documents, TreeComposer(layers, forward, branches, page_tokens, step_tokens), "")
+    except ConfigError as error:
+        return Composers(documents, None, error.message)
 
 
 def _auxiliary_selectors(

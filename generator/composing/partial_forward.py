@@ -48,6 +48,22 @@ class PartialForward:
         positions = positions_of(runs, self.device)
         return self._forward(token_ids[positions], positions, positions, runs, blocks, attended)
 
+    def compute_with(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor,
+        blocks: torch.Tensor,
+        attention: object,
+    ) -> None:
+        """Compute tokens at ``positions`` into their ``places`` of a sequence, with attention of one's own.
+
+        All layers' implementations have to be such that take ``attention`` for their metadata.
+        """
+        slots = slots_of(places, blocks, self._page_tokens)
+        layers = [name for groups in self._runner.attn_groups for group in groups for name in group.layer_names]
+        self._pass(token_ids, positions, slots, dict.fromkeys(layers, attention))
+
     def finish(self) -> None:
         """Wait until the device has done what it was given."""
         if self.device.type == "cuda":
@@ -73,6 +89,12 @@ class PartialForward:
         slots = slots_of(places, blocks, self._page_tokens)
         table, ends = self._keys(runs, blocks, attended)
         metadata = {name: built for names, built in self._metadata(runs, table, ends, slots) for name in names}
+        return self._pass(token_ids, positions, slots, metadata)
+
+    def _pass(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, metadata: dict[str, Any]
+    ) -> torch.Tensor | None:
+        """A forward pass whose layers write into ``slots``, and attend as their ``metadata`` say."""
         with (
             torch.inference_mode(),
             set_forward_context(

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.dependency import DependencyTrees
 from protocol.kv import KvMemory, LostCopy, Move, Orders, PeerRead, ResidencyReport
 from protocol.plans import PlannedNode, PrefillPlan, Recompute
 from protocol.tiers import Tier
@@ -17,9 +18,10 @@ class RequestMessage(msgspec.Struct, frozen=True):
 
     ``name`` identifies the request in reports. ``path`` lists the content hashes of the documents at the start of the
     prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
-    kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``forget`` lists
-    documents to delete, as namespace and content hash; ``everything`` deletes all KV of the namespaces that end with
-    ``of``; either of them in ``tiers``. ``inquire`` asks what all tiers hold.
+    kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``trees`` stand
+    behind the nodes, if there are any. ``forget`` lists documents to delete, as namespace and content hash;
+    ``everything`` deletes all KV of the namespaces that end with ``of``; either of them in ``tiers``. ``inquire`` asks
+    what all tiers hold.
     """
 
     name: str
@@ -36,6 +38,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
     inquire: bool = False
     speculative: bool = False
     recompute: Recompute | None = None
+    trees: DependencyTrees | None = None
 
     @classmethod
     def of_plan(cls, plan: PrefillPlan) -> "RequestMessage":
@@ -50,6 +53,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
             spare=plan.spare,
             speculative=plan.speculative,
             recompute=plan.recompute,
+            trees=plan.trees,
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from itertools import pairwise
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from generator.tiers.base import TierContents
+from protocol.dependency import DependencyTrees
 from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerCopy, PeerRead
 from protocol.plans import Recompute
 from protocol.tiers import Tier
@@ -139,8 +140,9 @@ class Composition:
     """A request's KV to compose in its ``blocks``, up to ``end``, once its load is done.
 
     The first ``exact`` of its ``token_ids`` have their KV. Behind them stand documents, those of the ``donors`` and
-    others, which are computed. ``recompute`` says which donated tokens are computed again. The engine itself computes
-    what is behind ``end``, with the question from ``question`` on.
+    others, which are computed. ``recompute`` says which donated tokens are computed again; there are none without it.
+    If there are ``trees``, they stand behind the documents, in a ``namespace``, and their KV is computed or taken from
+    earlier prompts. The engine itself computes what is behind ``end``, with the question from ``question`` on.
     """
 
     token_ids: tuple[int, ...]
@@ -149,7 +151,9 @@ class Composition:
     donors: tuple[DonorPages, ...]
     end: int
     question: int
-    recompute: Recompute
+    recompute: Recompute | None
+    namespace: str = ""
+    trees: DependencyTrees | None = None
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,10 @@ class Purge:
         if self.contents is None:
             return namespace.endswith(self.of)
         return not self.contents.get(namespace, frozenset()).isdisjoint(path)
+
+    def touches(self, namespace: str) -> bool:
+        """Whether it deletes anything in a namespace."""
+        return namespace.endswith(self.of) if self.contents is None else namespace in self.contents
 
 
 @dataclass

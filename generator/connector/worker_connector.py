@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from generator.composing.build import new_composer
+from generator.composing.build import new_composers
 from generator.connector import supported
 from generator.connector.blocks.layout_map import LayerWriter
 from generator.connector.blocks.open_blocks import open_blocks
@@ -105,9 +105,9 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         assert self._blocks is not None
         try:
             num_blocks = self._kv_cache_config.num_blocks
-            composer = new_composer(runner, self._blocks, num_blocks, self._settings)
+            composers = new_composers(runner, self._blocks, num_blocks, self._settings)
             staged = self._blocks.stage(min(_MOVED_TOKENS // self._page_tokens, num_blocks - 1))
-            move_s = composer.measure_move_s(staged)
+            move_s = composers.documents.measure_move_s(staged)
         except ConfigError as error:
             log.info("kv_not_composable", reason=error.message)
             return None, error.message
@@ -115,8 +115,9 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             # Whatever the error is, the engine serves: it only composes nothing.
             log.exception("kv_not_composable")
             return None, f"composing failed at its start: {type(error).__name__}: {error}"
-        self._worker_side.compose_with(Compositions(composer, self._page_tokens, runner.device))
-        return ComposingInfo(move_s, composer.methods), ""
+        documents, trees, no_trees = composers
+        self._worker_side.compose_with(Compositions(documents, trees, self._page_tokens, runner.device))
+        return ComposingInfo(move_s, documents.methods, no_trees), ""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.

@@ -90,7 +90,8 @@ class PlanStreams:
                 report = waiting.enter_context(self._router.prefilled(plan.query_id))
                 written = waiting.enter_context(self._router.written(plan.query_id))
             # No other request has this salt, so none finds the KV of a plan that is unshared or composes.
-            salt = uuid4().hex if plan.unshared or plan.recompute is not None else plan.namespace
+            composes = plan.recompute is not None or plan.trees is not None
+            salt = uuid4().hex if plan.unshared or composes else plan.namespace
             outputs = self._requests.generate(plan.query_id, plan.prompt.token_ids, salt, parameters)
             async with contextlib.aclosing(outputs):
                 first = True

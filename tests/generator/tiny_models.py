@@ -1,5 +1,6 @@
 """Models of a few small layers with random weights, of the kinds that a KV connector has to tell apart."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,14 +97,40 @@ def make_tiny_model(folder: Path, config: PretrainedConfig) -> Path:
     return folder
 
 
-def continuation(folder: Path, prompt: list[int], tokens: int) -> Continuation:
-    """What the model answers in float32, computed from the whole prompt for each token, and without vLLM."""
+def continuation(
+    folder: Path,
+    prompt: list[int],
+    tokens: int,
+    mask: torch.Tensor | None = None,
+    positions: Sequence[int] | None = None,
+) -> Continuation:
+    """What the model answers in float32, computed from the whole prompt for each token, and without vLLM.
+
+    Row v of a ``mask`` says to which tokens of the prompt its token v attends. What it generates attends to everything.
+    The prompt's tokens have these ``positions``, by default their places.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     token_ids: list[int] = []
     logprobs: list[float] = []
     with torch.no_grad():
         for _ in range(tokens):
-            logits = model(torch.tensor([[*prompt, *token_ids]]), use_cache=False).logits[0, -1]
+            ids = torch.tensor([[*prompt, *token_ids]])
+            if mask is None:
+                seen = model(ids, use_cache=False)
+            else:
+                seen = model(ids, **_attending(ids.shape[1], mask, positions), use_cache=False)
+            logits = seen.logits[0, -1]
             token_ids.append(int(logits.argmax()))
             logprobs.append(float(logits.log_softmax(-1)[token_ids[-1]]))
     return Continuation(tuple(token_ids), tuple(logprobs))
+
+
+def _attending(tokens: int, mask: torch.Tensor, positions: Sequence[int] | None) -> dict[str, torch.Tensor]:
+    """What transformers needs to know about a prompt's mask and positions, with the tokens that were generated."""
+    attends = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    attends[: len(mask), : len(mask)] = mask
+    at = torch.arange(tokens)
+    if positions is not None:
+        at[: len(positions)] = torch.tensor(positions)
+    additive = torch.zeros(tokens, tokens).masked_fill(~attends, torch.finfo(torch.float32).min)
+    return {"attention_mask": additive[None, None], "position_ids": at[None]}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.messages import Composed, Prefilled, RequestMessage
 from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece
+from protocol.dependency import DependencyTrees
 from protocol.kv import KvNode, LostCopy, PeerRead, pages_spanned
 from protocol.plans import Donor, PlannedNode
 from protocol.tiers import Tier
@@ -17,13 +18,19 @@ class Offer(NamedTuple):
     """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``.
 
     If there are ``donated`` nodes, the tokens behind ``nodes``, up to the last donated one's end, are composed or
-    computed, also in the background.
+    computed, also in the background. So is what stands in front of the prompt's ``trees``, and these.
     """
 
     local: int
     end: int
     nodes: list[int]
     donated: list[int] = []  # noqa: RUF012 - never changed
+    trees: DependencyTrees | None = None
+
+    @property
+    def composes(self) -> bool:
+        """Whether anything is composed."""
+        return bool(self.donated) or self.trees is not None
 
 
 class RequestState:
@@ -41,7 +48,7 @@ class RequestState:
     - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
     - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
     - ``reported``: whether the request's prefill has been reported.
-    - ``composed``: how the request was composed, if it was.
+    - ``composed``: how the request was composed, if it was. ``not_composed``: whether that failed.
     """
 
     def __init__(self, request: "Request", message: RequestMessage, page_tokens: int) -> None:
@@ -57,6 +64,7 @@ class RequestState:
         self.nodes_kept = False
         self.offer = Offer(0, 0, [])
         self.composed: Composed | None = None
+        self.not_composed = False
         self.local = 0
         self.cached = 0
         self.exact = 0
@@ -71,7 +79,7 @@ class RequestState:
     @property
     def loads_in_background(self) -> bool:
         """Whether the offer composes, or has nodes in a tier below the GPU, whose copies may be slow, or missing."""
-        return bool(self.offer.donated) or any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
+        return self.offer.composes or any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
 
     @property
     def saves(self) -> bool:
@@ -97,9 +105,10 @@ class RequestState:
         # The last token of a prompt is always computed: the next token is sampled from it.
         last: int = self.request.num_tokens - 1
         donated = self._donated(len(found), held)
+        trees = self.message.trees if self.message.trees is not None and self._can_compose else None
         reached = donated or found
-        end = min(_end(self.nodes[reached[-1]]), last) if reached else 0
-        self.offer = Offer(local, max(local, end), found, donated)
+        end = trees.end if trees is not None else _end(self.nodes[reached[-1]]) if reached else 0
+        self.offer = Offer(local, max(local, min(end, last)), found, donated, trees)
         return self.offer
 
     def copies_offered(self) -> Iterator[tuple[str, Tier | None]]:
@@ -138,8 +147,7 @@ class RequestState:
 
     def _donated(self, exact: int, held: Container[str]) -> list[int]:
         """The nodes, by index, behind the first ``exact`` ones whose donors can be read now."""
-        # A request that was interrupted has KV of its own, which its blocks no longer tell apart.
-        if self.message.recompute is None or self.request.num_preemptions or self.request.num_computed_tokens:
+        if self.message.recompute is None or not self._can_compose:
             return []
         return [
             index
@@ -147,17 +155,34 @@ class RequestState:
             if (donor := self.planned(index).donor) is not None and self._can_read(donor, held)
         ]
 
-    def composition(self) -> Composition:
-        """What the offer composes, of the donors that are not missing."""
-        assert self.message.recompute is not None
+    @property
+    def _can_compose(self) -> bool:
+        """Whether the request was neither interrupted nor failed to be composed.
+
+        Once interrupted, it has KV of its own, which its blocks no longer tell apart.
+        """
+        interrupted = self.request.num_preemptions or self.request.num_computed_tokens
+        return not (self.not_composed or interrupted)
+
+    def composition(self, front_failed: bool = False) -> Composition | None:
+        """What the offer composes, of the donors that are not missing.
+
+        If what is in front could not be loaded, only trees are composed, and that is computed with them.
+        """
+        if front_failed and self.offer.trees is None:
+            return None
+        if front_failed:
+            self.exact = self.local
         return Composition(
             tuple(self.request.all_token_ids),
             tuple(self.blocks),
             self.exact,
             tuple(donor for donor in self._donors({}) if donor.copy not in self.missing),
             self.offer.end,
-            _end(self.nodes[-1]),
+            self.offer.end if self.offer.trees is not None else _end(self.nodes[-1]),
             self.message.recompute,
+            self.message.namespace,
+            self.offer.trees,
         )
 
     def _donors(self, held: Mapping[str, tuple[int, ...]]) -> Iterator[DonorPages]:
@@ -182,7 +207,7 @@ class RequestState:
         If several offered nodes reach into one block, it is copied from the last of them, whose page also has the
         tokens in front.
         """
-        local, end, nodes, _ = self.offer
+        local, end, nodes, *_ = self.offer
         pieces: list[Piece] = []
         copies: list[BlockCopy] = []
         for index in nodes:
@@ -205,7 +230,7 @@ class RequestState:
                     pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
             if last:
                 break
-        composition = self.composition() if self.offer.donated else None
+        composition = self.composition() if self.offer.composes else None
         return Load(self.request.request_id, tuple(pieces), tuple(copies), tuple(self._donors(held)), composition)
 
     def node_blocks(self, index: int) -> tuple[int, ...]:
@@ -221,10 +246,10 @@ class RequestState:
 
     def accepted(self, external: int) -> None:
         """Count ``external`` tokens of the offer as cached: the engine has blocks for them."""
-        local, _, nodes, donated = self.offer
+        local, _, nodes, *_ = self.offer
         self.local, self.cached = local, local + external
         front = max(local, _end(self.nodes[nodes[-1]])) if nodes else local
-        self.exact = front if donated else self.cached
+        self.exact = front if self.offer.composes else self.cached
 
     def limit_cached(self, tokens: int) -> None:
         """Count at most the first ``tokens`` tokens as cached: the engine computes what stands behind them."""

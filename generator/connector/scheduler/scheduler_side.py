@@ -320,16 +320,16 @@ class SchedulerSide:
         if load.composition is None:
             del self._loading[load.request_id]
         else:
-            # Without what is in front, or without the request itself, there is nothing to compose.
-            composes = load.request_id in self._states and not result.failed
-            composition = self._states[load.request_id].composition() if composes else None
-            self._compositions.add(load.request_id, composition)
+            waiting = self._states.get(load.request_id)
+            self._compositions.add(load.request_id, waiting.composition(result.failed) if waiting is not None else None)
 
     def _composed(self, request_id: str, result: CompositionResult) -> None:
         """Record the end of a composition."""
         del self._loading[request_id]
         self._compositions.ended(request_id)
         state = self._states.get(request_id)
+        if state is not None:
+            state.not_composed = result.failed
         if state is not None and (not result.failed or result.deviation):
             state.composed = Composed(result.reused, result.recomputed, result.deviation)
 

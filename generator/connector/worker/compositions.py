@@ -7,12 +7,14 @@ import torch
 
 from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.composer import Composed, Composer, Task
+from generator.composing.dependency.tree_composer import TreeComposer, TreeTask
 from generator.composing.deviation import TooFar
 from generator.composing.donated import Donated
 from generator.composing.runs import Run
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
 from generator.connector.worker.kv_failures import warn
+from protocol.dependency import DependencyTrees
 
 _SCRATCH = 0
 """vLLM's null block, which no request's KV is in: selectors write to it."""
@@ -30,10 +32,12 @@ class Compositions:
     """Takes the steps of compositions out of what has been read for them. ``composer`` has the engine's model.
 
     For each, ``expect`` comes first, then ``stage`` for all its donors, then ``loaded``; the last two on any thread.
+    ``trees`` composes dependency trees; without it, no request may have any.
     """
 
-    def __init__(self, composer: Composer, page_tokens: int, device: torch.device) -> None:
+    def __init__(self, composer: Composer, trees: TreeComposer | None, page_tokens: int, device: torch.device) -> None:
         self._composer = composer
+        self._trees = trees
         self._page_tokens = page_tokens
         self._device = device
         # The pages of donors, by request and the positions that their documents start at.
@@ -42,6 +46,8 @@ class Compositions:
         self._failed: dict[str, set[int]] = {}
         # The prompts as they were when their loads began.
         self._expected: dict[str, ComposedPrompt] = {}
+        # How often documents had been deleted by then, for prompts with trees.
+        self._deletions: dict[str, int] = {}
         self._running: dict[str, Iterator[Composed | None]] = {}
         # The blocks of running compositions, which are of no use if they fail.
         self._unusable: dict[str, set[int]] = {}
@@ -59,11 +65,17 @@ class Compositions:
             _contents(composition.donors),
             self._composer.deletions,
         )
-        self._expected[request_id] = self._composer.begun(prompt, composition.recompute.method)
+        if composition.recompute is not None:
+            prompt = self._composer.begun(prompt, composition.recompute.method)
+        self._expected[request_id] = prompt
+        if self._trees is not None:
+            self._deletions[request_id] = self._trees.deletions
 
     def forget(self, purge: Purge) -> None:
         """Drop what is kept of deleted documents, on any thread."""
         self._composer.forget(purge.covers)
+        if self._trees is not None:
+            self._trees.forget(purge.touches)
 
     def stage(self, request_id: str, rows: dict[int, StagedRows]) -> None:
         """Take what was read of some of a request's donors, by the positions that their documents start at."""
@@ -104,12 +116,19 @@ class Compositions:
 
     def _begin(self, request_id: str, composition: Composition) -> None:
         self._unusable[request_id] = set(composition.blocks[composition.exact // self._page_tokens :])
-        self._running[request_id] = self._composer.steps(self._task(request_id, composition))
+        if composition.trees is None:
+            self._running[request_id] = self._composer.steps(self._task(request_id, composition))
+            return
+        assert self._trees is not None, "the engine has no attention within trees"
+        # What could not be loaded in front of trees is computed with them.
+        self._failed[request_id] = set()
+        self._running[request_id] = self._trees.steps(self._tree_task(request_id, composition, composition.trees))
 
     def _end(self, request_id: str, composed: Composed | None, deviation: float = 0.0) -> Ended:
         self._running.pop(request_id, None)
         self._staged.pop(request_id, None)
         self._unusable.pop(request_id, None)
+        self._deletions.pop(request_id, None)
         expected = self._expected.pop(request_id)
         if expected.scores is not None:
             expected.scores.cancel()
@@ -118,9 +137,21 @@ class Compositions:
             return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
         return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
 
+    def _tree_task(self, request_id: str, composition: Composition, trees: DependencyTrees) -> TreeTask:
+        expected = self._expected[request_id]
+        return TreeTask(
+            composition.namespace,
+            expected.token_ids,
+            expected.blocks,
+            composition.exact,
+            trees,
+            self._deletions[request_id],
+        )
+
     def _task(self, request_id: str, composition: Composition) -> Task:
         staged, donors = self._staged.pop(request_id, {}), composition.donors
         recompute = composition.recompute
+        assert recompute is not None, "it is not known which donated tokens are computed again"
         return Task(
             # Without the donors that have turned out to be missing.
             self._expected[request_id]._replace(documents=_documents(donors), contents=_contents(donors)),

@@ -1,0 +1,5 @@
+"""Dependency attention (DepCache): a prompt's facts as trees, in which a token attends to its ancestors alone.
+
+``forest`` knows who attends to whom. ``tree_attention`` stands in for the engine's attention during one forward pass.
+``branch_cache`` keeps branches' KV for later prompts, and ``tree_composer`` does all of it for one request.
+"""

@@ -1,0 +1,161 @@
+"""Computes a prompt's dependency trees, or takes the KV that an earlier prompt computed (DepCache, Algorithm 2)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from generator.composing.attention_layers import AttentionLayer
+from generator.composing.codec import LayerKv
+from generator.composing.composer import Composed
+from generator.composing.dependency.branch_cache import BranchCache, BranchKv, Front, Tokens
+from generator.composing.dependency.forest import Forest
+from generator.composing.dependency.tree_attention import TreeAttention, TreePass, TreeQueries, in_place_of_own
+from generator.composing.partial_forward import PartialForward
+from generator.composing.runs import Run, positions_of, slices
+from generator.composing.slots import slots_of
+from protocol.dependency import DependencyTrees
+
+
+class TreeTask(NamedTuple):
+    """A prompt in an engine's ``blocks``, with ``trees``. Its first ``exact`` tokens are in place.
+
+    Before the task was begun, documents were deleted ``deletions`` times.
+    """
+
+    namespace: str
+    token_ids: torch.Tensor
+    blocks: torch.Tensor
+    exact: int
+    trees: DependencyTrees
+    deletions: int
+
+
+class TreeComposer:
+    """Composes prompts with dependency trees on an engine's ``layers``, at most ``step_tokens`` tokens at a time.
+
+    Raises ConfigError if the layers' attention cannot be that of trees.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        forward: PartialForward,
+        kept: BranchCache,
+        page_tokens: int,
+        step_tokens: int,
+    ) -> None:
+        self._layers = layers
+        self._attentions = [TreeAttention(layer) for layer in layers]
+        self._forward = forward
+        self._kept = kept
+        self._page_tokens = page_tokens
+        self._step_tokens = step_tokens
+
+    @property
+    def deletions(self) -> int:
+        """How often documents were deleted."""
+        return self._kept.deletions
+
+    def forget(self, is_deleted: Callable[[str], bool]) -> None:
+        """Drop what is kept of namespaces in which something is deleted. May be called from any thread."""
+        self._kept.forget(is_deleted)
+
+    def steps(self, task: TreeTask) -> Iterator[Composed | None]:
+        """Compute what stands in front of a prompt's trees, and the trees, in steps. The last one yields the result."""
+        task.trees.check(len(task.token_ids))
+        in_front = [Run(task.exact, task.trees.start)] if task.exact < task.trees.start else []
+        for part in slices(in_front, self._step_tokens):
+            self._forward.compute(task.token_ids, part, task.blocks)
+            yield None
+        forest = Forest(task.trees)
+        ids = task.token_ids.tolist()
+        front = Front(task.namespace, tuple(ids[: forest.front]))
+        token_ids = [tuple(ids[run.start : run.end]) for run in forest.runs]
+        found = self._found(task, forest, front, token_ids)
+        hits = [place for place, kv in enumerate(found) if kv is not None]
+        self._place(task, forest, [(place, kv) for place, kv in enumerate(found) if kv is not None])
+        missing = [place for place, kv in enumerate(found) if kv is None]
+        positions = forest.token_positions(task.blocks.device)
+        for part in slices([forest.runs[place] for place in missing], self._step_tokens):
+            yield None
+            self._compute(task, forest, positions, part)
+        if task.trees.reuse and missing:
+            computed = self._read(task, forest, missing)
+            self._kept.add(front, forest.branches, token_ids, computed, task.deletions)
+        yield Composed(sum(forest.branches[place].tokens for place in hits), 0, 0.0)
+
+    def _found(
+        self, task: TreeTask, forest: Forest, front: Front, token_ids: Sequence[Tokens]
+    ) -> Sequence[BranchKv | None]:
+        if not task.trees.reuse:
+            return [None] * len(token_ids)
+        return self._kept.find(front, forest.branches, token_ids)
+
+    def _place(self, task: TreeTask, forest: Forest, hits: Sequence[tuple[int, BranchKv]]) -> None:
+        """Write the KV of branches into their places, moved to their positions there."""
+        if not hits:
+            return
+        device = task.blocks.device
+        slots = self._slots([forest.runs[place] for place, _ in hits], task.blocks)
+        counts = torch.tensor([forest.branches[place].tokens for place, _ in hits])
+        moves = torch.tensor([forest.positions[place] - kv.position for place, kv in hits])
+        by: int | torch.Tensor = moves.repeat_interleave(counts).to(device) if moves.any() else 0
+        keys = torch.cat([kv.keys for _, kv in hits], 1).to(device)
+        values = torch.cat([kv.values for _, kv in hits], 1).to(device)
+        for layer, layer_keys, layer_values in zip(self._layers, keys, values, strict=True):
+            layer.write(LayerKv(layer.rotation.moved(layer_keys, by), layer_values), slots)
+
+    def _compute(self, task: TreeTask, forest: Forest, positions: torch.Tensor, part: Sequence[Run]) -> None:
+        """Compute runs of the trees' tokens, whose ancestors are in place or among them."""
+        device = task.blocks.device
+        places = positions_of(part, device)
+        queries = list(_queries(forest, part, device))
+        with in_place_of_own(self._attentions):
+            self._forward.compute_with(
+                task.token_ids[places],
+                positions[places - forest.place.start],
+                places,
+                task.blocks,
+                TreePass(queries, task.blocks),
+            )
+
+    def _read(self, task: TreeTask, forest: Forest, places: Sequence[int]) -> list[BranchKv | None]:
+        """The KV of the branches at these places out of the engine's blocks; None for the others."""
+        runs = [forest.runs[place] for place in places]
+        positions = positions_of(runs, task.blocks.device)
+        read = [layer.kv(task.blocks, positions) for layer in self._layers]
+        keys = torch.stack([kv.keys for kv in read]).cpu()
+        values = torch.stack([kv.values for kv in read]).cpu()
+        counts = [run.tokens for run in runs]
+        found: list[BranchKv | None] = [None] * len(forest.branches)
+        for place, end, count in zip(places, accumulate(counts), counts, strict=True):
+            own = slice(end - count, end)
+            # A part of a tensor would keep all of it in memory.
+            found[place] = BranchKv(keys[:, own].clone(), values[:, own].clone(), forest.positions[place])
+        return found
+
+    def _slots(self, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor:
+        return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
+
+
+def _queries(forest: Forest, part: Sequence[Run], device: torch.device) -> Iterator[TreeQueries]:
+    """The runs' tokens by tree."""
+    front = torch.arange(forest.front)
+    row = 0
+    for branches, place in forest.trees():
+        within = [Run(max(run.start, place.start), min(run.end, place.end)) for run in part]
+        within = [run for run in within if run.start < run.end]
+        if not within:
+            continue
+        end = within[-1].end
+        computed = positions_of(within, torch.device("cpu"))
+        mask = forest.mask(branches)[computed - place.start, : end - place.start]
+        all_see = torch.ones(len(computed), forest.front, dtype=torch.bool)
+        yield TreeQueries(
+            slice(row, row + len(computed)),
+            torch.cat([front, torch.arange(place.start, end)]).to(device),
+            torch.cat([all_see, mask], 1).to(device),
+        )
+        row += len(computed)

@@ -1,0 +1,69 @@
+"""Dependency attention: facts as trees, in which a token attends to its ancestors (DepCache, Algorithm 1)."""
+
+from enum import StrEnum
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+
+
+class TreePositions(StrEnum):
+    """Which positions the tokens of dependency trees have.
+
+    ``preorder``: those of their places in the prompt (DepCache). ``depth``: those behind their ancestors, as if each
+    path stood alone behind the tokens that all branches attend to. KV at them never has to move.
+    """
+
+    PREORDER = "preorder"
+    DEPTH = "depth"
+
+
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """An entity or a relation in a dependency tree: a number of ``tokens`` behind those of its ``parent``.
+
+    The parent is the place of another branch in front of this one, or -1 for a root.
+    """
+
+    tokens: int
+    parent: int
+
+
+class DependencyTrees(msgspec.Struct, frozen=True):
+    """Where a prompt has dependency trees: from the token ``start`` on, the ``branches`` in pre-order.
+
+    Each branch attends to the prompt's first ``front`` tokens, its ancestors and itself. Everything behind the trees
+    attends to all in front of it. With ``reuse``, branches take the KV that an earlier prompt computed for them.
+    """
+
+    start: int
+    front: int
+    branches: tuple[Branch, ...]
+    positions: TreePositions = TreePositions.DEPTH
+    reuse: bool = True
+
+    @property
+    def end(self) -> int:
+        """The place behind the last token of the trees."""
+        return self.start + sum(branch.tokens for branch in self.branches)
+
+    def check(self, prompt_tokens: int) -> None:
+        """Raise InvalidRequest unless the branches are trees in pre-order within a prompt of so many tokens."""
+        if not 0 <= self.front <= self.start or not self.start < self.end < prompt_tokens:
+            raise InvalidRequest("dependency trees stand behind the prompt's front, and in front of its end", "trees")
+        path: list[int] = []
+        for place, branch in enumerate(self.branches):
+            while path and path[-1] != branch.parent:
+                path.pop()
+            if branch.tokens < 1 or (not path and branch.parent != -1):
+                raise InvalidRequest(f"branch {place} of the dependency trees is not in pre-order, or empty", "trees")
+            path.append(place)
+
+
+class DepPrompt(msgspec.Struct, frozen=True):
+    """A prompt's facts as dependency trees: the ``token_ids`` of their ``branches``, in pre-order.
+
+    They stand in the place of the prompt's segment of facts, which has every path in full.
+    """
+
+    token_ids: tuple[int, ...]
+    branches: tuple[Branch, ...]
