@@ -127,15 +127,10 @@ def _names(statements: Iterable[Statement]) -> dict[str, str]:
 
 
 def _keyed(statement: Statement, embedding: Vector) -> KeyedStatement:
-    relations = tuple(
-        dict.fromkeys(
-            KeyedRelation(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
-        )
+    keys = dict.fromkeys(key for name in statement.names if (key := name_key(name)))
+    relations = dict.fromkeys(
+        KeyedRelation(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
     )
-    return KeyedStatement(
-        statement.start,
-        statement.end,
-        tuple(dict.fromkeys(key for name in statement.names if (key := name_key(name)))),
-        relations,
-        embedding,
-    )
+    # A name that is too long, or has no letter, is no entity. So nothing is related to it.
+    kept = tuple(relation for relation in relations if relation.head in keys and relation.tail in keys)
+    return KeyedStatement(statement.start, statement.end, tuple(keys), kept, embedding)
