@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from protocol.filters import Attributes
+from protocol.graph import GraphState
 from protocol.retrieval import SearchKind
 
 
@@ -64,24 +65,30 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class CollectionInfo(msgspec.Struct, frozen=True):
-    """A tenant's collection, how much it holds, and how it is searched; None: as the configuration says."""
+    """A tenant's collection, how much it holds, and how it is searched; None: as the configuration says.
+
+    ``graph`` says whether searches can use its graph.
+    """
 
     name: str
     documents: int
     chunks: int
     search: SearchKind | None = None
+    graph: GraphState = GraphState.NONE
 
 
 class RetrieverStats(msgspec.Struct, frozen=True):
     """Documents by outcome since the start (stored, unchanged, failed), queued documents, and disk space.
 
     ``disk_free_bytes`` of ``disk_bytes`` are free on the store's file system; with several, on the fullest.
+    ``unread_chunks`` are not in the graph of their collection yet; None without graphs.
     """
 
     ingested: dict[str, int]
     queued: int
     disk_bytes: int
     disk_free_bytes: int
+    unread_chunks: int | None = None
 
 
 DEFAULT_COLLECTION = "default"

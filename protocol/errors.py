@@ -12,6 +12,7 @@
         UnknownCollection        the collection has never had a document
         UnknownDocument          the collection has no document of this id
         UnknownChunk             the document has no chunk of this id, or has been replaced
+        UnknownEntity            the collection's graph has no entity of this name
         UnknownJob               no ingestion job has this id
         UnknownModel             the stack serves another model
         UnknownPlan              no query holds a plan of this id, or the plan is already complete
@@ -131,6 +132,12 @@ class UnknownChunk(NotFound):
     """The document has no chunk of this id, or has been replaced."""
 
     code = "unknown_chunk"
+
+
+class UnknownEntity(NotFound):
+    """The collection's graph has no entity of this name."""
+
+    code = "unknown_entity"
 
 
 class UnknownJob(NotFound):

@@ -84,3 +84,70 @@ class Subgraph(msgspec.Struct, frozen=True):
     entities: tuple[Entity, ...] = ()
     relations: tuple[Relation, ...] = ()
     paths: tuple[Path, ...] = ()
+
+
+class GraphState(StrEnum):
+    """Whether a collection has a graph.
+
+    ``none``: the stack has none, or no document names an entity. ``reading``: its first chunks are still read.
+    ``ready``: searches can use it.
+    """
+
+    NONE = "none"
+    READING = "reading"
+    READY = "ready"
+
+
+class GraphRequest(msgspec.Struct, frozen=True):
+    """Asks for a part of a collection's graph: what is at most ``max_depth`` relations away from ``entities``.
+
+    Without ``entities``, the most mentioned ones and the relations between them. At most ``max_nodes`` entities and
+    ``max_relations`` relations are wanted.
+    """
+
+    tenant: str
+    collection: str
+    entities: tuple[str, ...] = ()
+    max_depth: int = 2
+    max_nodes: int = 50
+    max_relations: int = 100
+
+
+class GraphSize(msgspec.Struct, frozen=True):
+    """How much a collection's graph holds."""
+
+    entities: int
+    statements: int
+    relations: int
+
+
+class ViewedEntity(msgspec.Struct, frozen=True):
+    """An entity of a view: ``mentions`` statements mention it. ``depth`` relations lead to it from those asked for."""
+
+    name: str
+    mentions: int
+    depth: int
+
+
+class ViewedRelation(msgspec.Struct, frozen=True):
+    """A relation of a view, and the first chunk that states it: number ``index`` of ``document_id``."""
+
+    head: str
+    relation: str
+    tail: str
+    document_id: str
+    index: int
+
+
+class GraphView(msgspec.Struct, frozen=True):
+    """A part of a collection's graph, as the store has it now.
+
+    ``entities`` are ordered by depth. ``relations`` are between them. A ``truncated`` view lacks some of what was asked
+    for. ``size`` is that of the whole graph, which does not know ``unread_chunks`` chunks of the collection yet.
+    """
+
+    entities: tuple[ViewedEntity, ...]
+    relations: tuple[ViewedRelation, ...]
+    truncated: bool
+    size: GraphSize
+    unread_chunks: int

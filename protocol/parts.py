@@ -22,6 +22,7 @@ from protocol.documents import (
 )
 from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
+from protocol.graph import GraphRequest, GraphView
 from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -86,6 +87,9 @@ class Retriever(Protocol):
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
         """Return the tenant's collections, ordered by name."""
+
+    async def view_graph(self, request: GraphRequest) -> GraphView:
+        """Return a part of a collection's graph; reads only. Raises UnknownCollection, NoGraph or UnknownEntity."""
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """Return a job's current state. Raises UnknownJob."""

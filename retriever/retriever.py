@@ -17,7 +17,8 @@ from protocol.documents import (
     StoredDocument,
 )
 from protocol.embeddings import EmbeddingRequest, Embeddings
-from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownDocument
+from protocol.errors import InvalidRequest, NoGraph, RetrieverNotReady, UnknownDocument
+from protocol.graph import GraphRequest, GraphView
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from retriever.embedding.text_embedding import TextEmbedding
 from retriever.graph.retriever_graph import RetrieverGraph
@@ -188,7 +189,11 @@ class Retriever:
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
         """Return the tenant's collections, sorted by name."""
-        return await self._read(self._documents.collections, tenant)
+        return await self._read(self._collections, tenant)
+
+    async def view_graph(self, request: GraphRequest) -> GraphView:
+        """Return a part of a collection's graph. Raises UnknownCollection, NoGraph or UnknownEntity."""
+        return await self._read(self._view, request)
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """Return the current state of a job. Raises UnknownJob."""
@@ -229,6 +234,16 @@ class Retriever:
         self._check_ready()
         return await asyncio.get_running_loop().run_in_executor(self._search_pool, read)
 
+    def _collections(self, transaction: Transaction, tenant: str) -> Sequence[CollectionInfo]:
+        infos = self._documents.collections(transaction, tenant)
+        return infos if self._graph is None else self._graph.viewer.with_states(transaction, tenant, infos)
+
+    def _view(self, transaction: Transaction, request: GraphRequest) -> GraphView:
+        if self._graph is not None:
+            return self._graph.viewer.view(transaction, request)
+        self._documents.collection(transaction, request.tenant, request.collection)
+        raise NoGraph("documents are stored without a graph: retriever.graph.kind is none", param="collection")
+
     def _chunks_of(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> list[Chunk]:
         collection_key = self._documents.collection(transaction, tenant, collection)
         if collection_key is None or self._documents.content_hash(transaction, collection_key, document_id) is None:
@@ -237,7 +252,8 @@ class Retriever:
 
     def _stats(self, transaction: Transaction) -> RetrieverStats:
         disk = shutil.disk_usage(self._lifecycle.data_dir)
-        return RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free)
+        unread = None if self._graph is None else self._graph.viewer.unread_chunks(transaction)
+        return RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free, unread)
 
     def _put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         checked_name(collection, "collection")

@@ -8,13 +8,16 @@ from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
 from retriever.graph.graph_searcher import GraphSearcher
+from retriever.graph.graph_viewer import GraphViewer
 from retriever.graph.retriever_graph import RetrieverGraph
+from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
 from retriever.settings import GraphSettings
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.facts import Facts
+from retriever.store.graph_outline import GraphOutline
 from retriever.thread_priorities import lower_priority
 from retriever.work_thread import WorkThread
 
@@ -38,12 +41,14 @@ def build_graph(
     if settings.kind == "none":
         return None
     extractor, facts = _rules(), Facts()
+    reader = SubgraphReader(chunks, facts, settings)
     catalog = GraphCatalog(database, facts, embedder.dimension)
     indexer = GraphIndexer(database, chunks, facts, extractor, embedder, catalog)
     thread = WorkThread("graph", indexer.index_next, settings, lower_priority, threading.Event())
+    viewer = GraphViewer(documents, chunks, facts, GraphOutline(), catalog, extractor.fingerprint)
     return GraphParts(
-        RetrieverGraph(catalog, extractor, indexer, thread),
-        GraphSearcher(database, documents, chunks, facts, searcher, catalog, extractor, embedder),
+        RetrieverGraph(catalog, extractor, indexer, thread, viewer),
+        GraphSearcher(database, documents, chunks, facts, searcher, catalog, extractor, embedder, reader),
     )
 
 

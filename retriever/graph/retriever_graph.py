@@ -3,13 +3,25 @@
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
+from retriever.graph.graph_viewer import GraphViewer
 from retriever.work_thread import WorkThread
 
 
 class RetrieverGraph:
-    """Opens and closes the graphs of all collections, and lets a thread read new documents into them."""
+    """Opens and closes the graphs of all collections, and lets a thread read new documents into them.
 
-    def __init__(self, catalog: GraphCatalog, extractor: Extractor, indexer: GraphIndexer, thread: WorkThread) -> None:
+    ``viewer`` shows what is in them.
+    """
+
+    def __init__(
+        self,
+        catalog: GraphCatalog,
+        extractor: Extractor,
+        indexer: GraphIndexer,
+        thread: WorkThread,
+        viewer: GraphViewer,
+    ) -> None:
+        self.viewer = viewer
         self._catalog = catalog
         self._indexer = indexer
         self._extractor = extractor

@@ -17,7 +17,8 @@ from protocol.documents import (
     StoredDocument,
 )
 from protocol.embeddings import EmbeddingRequest, Embeddings
-from protocol.errors import Unavailable, UnknownCollection, UnknownDocument
+from protocol.errors import NoGraph, Unavailable, UnknownCollection, UnknownDocument
+from protocol.graph import GraphRequest, GraphView
 from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
 from retriever.reranking.factory import build_reranking
@@ -149,6 +150,12 @@ class ShardedRetriever:
         return merged_collections(
             (await self._shards.call(self._shards.numbers, lambda _, shard: shard.list_collections(tenant))).values()
         )
+
+    async def view_graph(self, request: GraphRequest) -> GraphView:
+        """Raise UnknownCollection or NoGraph: a graph needs all documents in one retriever."""
+        if all(info.name != request.collection for info in await self.list_collections(request.tenant)):
+            raise UnknownCollection(f"there is no collection {request.collection!r}", param="collection")
+        raise NoGraph("documents in several shards have no graph", param="collection")
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """Return the current state of a job. Raises UnknownJob, also if any shard has purged its part."""
