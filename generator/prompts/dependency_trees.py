@@ -1,0 +1,64 @@
+"""Turns paths of a knowledge graph into dependency trees (DepCache, Algorithm 1).
+
+The paths of one root entity become a prefix tree, in which an entity or a relation that several paths begin with stands
+once:
+
+    Alice -like-> Titanic -type-> Tragedy        Alice ── -like-> ── Titanic ─┬─ -type-> ── Tragedy
+    Alice -like-> Titanic <-direct- Cameron                                   └─ <-direct- ── Cameron
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from protocol.dependency import Branch, DepPrompt
+from protocol.graph import Path
+
+Encode: TypeAlias = Callable[[str], tuple[int, ...]]
+"""Tokenises a text on its own."""
+
+
+class _Node:
+    """An entity or a relation, and what the paths through it go on with, in the order of the paths."""
+
+    __slots__ = ("children",)
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+
+
+def dependency_trees(paths: Sequence[Path], encode: Encode) -> DepPrompt | None:
+    """The trees of paths, roots in the order of their first paths; None without any.
+
+    Entities and relations are tokenised each on its own, so that no token reaches over a branch's end.
+    """
+    top = _Node()
+    for path in paths:
+        node = top
+        for text in parts_of(path):
+            node = node.children.setdefault(text, _Node())
+    token_ids: list[int] = []
+    branches: list[Branch] = []
+    for text, parent in _preorder(top):
+        tokens = encode(text)
+        token_ids += tokens
+        branches.append(Branch(len(tokens), parent))
+    return DepPrompt(tuple(token_ids), tuple(branches)) if branches else None
+
+
+def parts_of(path: Path) -> Iterator[str]:
+    """The texts of a path's entities and relations, the root's on a new line."""
+    yield f"\n{path.entities[0]}"
+    for relation, entity in zip(path.relations, path.entities[1:], strict=True):
+        yield f" {relation}"
+        yield f" {entity}"
+
+
+def _preorder(top: _Node) -> Iterator[tuple[str, int]]:
+    """Each node's text and the place of its parent, -1 for a root."""
+    waiting = [(text, node, -1) for text, node in reversed(top.children.items())]
+    place = 0
+    while waiting:
+        text, node, parent = waiting.pop()
+        yield text, parent
+        waiting += [(below, child, place) for below, child in reversed(node.children.items())]
+        place += 1
