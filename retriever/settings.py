@@ -194,6 +194,11 @@ class GraphSettings(RetrySettings):
     kind: Literal["none", "rules"] = Field(
         "none", description="none: no graph. rules: names, noun phrases and verbs, by spaCy's small English model."
     )
+    entities: int = Field(10, ge=1, le=100, description="Entities of a question that its paths begin at.")
+    hops: int = Field(2, ge=1, le=4, description="Most relations of a path.")
+    paths: int = Field(
+        30, ge=0, le=1000, description="Paths of a search: those nearest to the question, over all of its entities."
+    )
 
 
 class IngestSettings(RetrySettings):

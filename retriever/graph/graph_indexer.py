@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from retriever.embedding.base import Embedder, Vector
 from retriever.graph.extractors.base import Extractor, GraphSource, Statement
 from retriever.graph.graph_catalog import GraphCatalog
-from retriever.graph.names import name_key
+from retriever.graph.names import LONGEST_NAME, name_key
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
@@ -131,6 +131,10 @@ def _keyed(statement: Statement, embedding: Vector) -> KeyedStatement:
     relations = dict.fromkeys(
         KeyedRelation(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
     )
-    # A name that is too long, or has no letter, is no entity. So nothing is related to it.
-    kept = tuple(relation for relation in relations if relation.head in keys and relation.tail in keys)
+    # A name that is too long, or has no letter, is no entity. So nothing is related to it. Nor is a clause a relation.
+    kept = tuple(
+        relation
+        for relation in relations
+        if relation.head in keys and relation.tail in keys and 0 < len(relation.relation) <= LONGEST_NAME
+    )
     return KeyedStatement(statement.start, statement.end, tuple(keys), kept, embedding)

@@ -1,24 +1,25 @@
 """Searches that use the collection's graph."""
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
 
 from protocol.errors import NoGraph
-from protocol.graph import Entity, GraphMode, Relation, Subgraph
-from protocol.retrieval import CandidateSet, Chunk, SearchRequest
+from protocol.graph import GraphMode
+from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.embedding.base import Embedder, Vector
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
 from retriever.graph.names import name_key
+from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
-from retriever.store.chunks import Chunks
+from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
-from retriever.store.facts import Facts, StoredRelation
+from retriever.store.facts import Facts
 from retriever.store.filter_sql import condition_of
 
 _DEPTH = 50
@@ -30,8 +31,8 @@ _NEAR_NAME = 0.6
 _GRAPH_WEIGHT = 0.4
 """How much the graph's best chunk counts in mode mix. The best one of the search without a graph counts 1."""
 
-_MOST_ENTITIES, _MOST_RELATIONS = 10, 30
-"""Of the subgraph that a search reports: DepCache's N and K."""
+_CHECKED_AT_ONCE = 256
+"""Ranked chunks that are looked up in the store at once. Few of them are gone, so the first ones mostly suffice."""
 
 
 class GraphSearcher:
@@ -50,6 +51,7 @@ class GraphSearcher:
         catalog: GraphCatalog,
         extractor: Extractor,
         embedder: Embedder,
+        reader: SubgraphReader,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._database = database
@@ -60,6 +62,7 @@ class GraphSearcher:
         self._catalog = catalog
         self._extractor = extractor
         self._embedder = embedder
+        self._reader = reader
         self._clock = clock
 
     def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
@@ -74,11 +77,12 @@ class GraphSearcher:
             yield from self._searcher.stages(replace(request, mode=GraphMode.NAIVE))
             return
         deeper = replace(request, candidates=max(request.candidates, _DEPTH), mode=GraphMode.NAIVE)
-        for found in self._searcher.stages(deeper):
+        vectors = self._searcher.vectors(deeper)
+        for found in self._searcher.stages(deeper, vectors):
             yield replace(_first(found, request.shown), of=found.of + 1, final=False, mode=request.mode)
         assert found is not None
         yield replace(
-            self._ranked(request, found, graph),
+            self._ranked(request, found, graph, vectors.in_context()),
             stage=found.of + 1,
             of=found.of + 1,
             elapsed_ms=1000 * (self._clock() - started),
@@ -97,18 +101,21 @@ class GraphSearcher:
         reason = f"{unread} chunks are still to be read" if unread else "no document names an entity"
         raise NoGraph(f"{request.collection!r} has no graph yet: {reason}", param="mode")
 
-    def _ranked(self, request: SearchRequest, found: CandidateSet, graph: KnowledgeGraph) -> CandidateSet:
-        question = self._embedder.embed_query(request.in_context)
+    def _ranked(
+        self, request: SearchRequest, found: CandidateSet, graph: KnowledgeGraph, question: Vector
+    ) -> CandidateSet:
+        near = graph.near(question)
         with self._database.read() as transaction:
             collection = self._documents.collection(transaction, request.tenant, request.collection)
             if collection is None:
                 return replace(found, docs=(), scores=(), dense_scores=(), sparse_scores=(), mode=request.mode)
-            activation = self._activation(transaction, collection, request, question, graph)
+            activation = self._activation(transaction, collection, request, near, graph)
             base = _scores(found) if request.mode is GraphMode.MIX else {}
             ranking = graph.rank(activation, base)
             if request.mode is GraphMode.MIX:
                 ranking = _mixed(base, ranking)
-            ids = list(islice(self._allowed(transaction, collection, request, ranking), request.shown))
+            matching = self._matching(transaction, collection, request)
+            ids = list(islice(self._allowed(transaction, collection, matching, ranking), request.shown))
             chunks = self._chunks.resolve(transaction, collection, ids)
             live = [id_ for id_ in ids if id_ in chunks]
             places = {chunk.chunk_id: place for place, chunk in enumerate(found.docs)}
@@ -119,16 +126,16 @@ class GraphSearcher:
                 dense_scores=_picked(found.dense_scores, places, live),
                 sparse_scores=_picked(found.sparse_scores, places, live),
                 mode=request.mode,
-                graph=self._subgraph(transaction, collection, graph, activation),
+                graph=self._reader.read(transaction, collection, graph, activation, near, matching),
             )
 
     def _activation(
-        self, transaction: Transaction, collection: int, request: SearchRequest, question: Vector, graph: KnowledgeGraph
+        self, transaction: Transaction, collection: int, request: SearchRequest, near: Vector, graph: KnowledgeGraph
     ) -> Activation:
         if request.mode is GraphMode.GLOBAL:
-            return graph.nearest_statements(question)
-        local = graph.spread(self._seeds(transaction, collection, request.in_context, graph), question)
-        return local if request.mode is GraphMode.LOCAL else local | graph.nearest_statements(question)
+            return graph.nearest_statements(near)
+        local = graph.spread(self._seeds(transaction, collection, request.in_context, graph), near)
+        return local if request.mode is GraphMode.LOCAL else local | graph.nearest_statements(near)
 
     def _seeds(
         self, transaction: Transaction, collection: int, question: str, graph: KnowledgeGraph
@@ -143,34 +150,21 @@ class GraphSearcher:
                 seeds.setdefault(row, cosine)
         return seeds
 
-    def _allowed(
-        self, transaction: Transaction, collection: int, request: SearchRequest, ranking: Mapping[int, float]
-    ) -> list[int]:
-        """The ranked chunks that are live and pass the filters."""
-        if request.filters is not None:
-            matching = set(self._chunks.matching(transaction, collection, condition_of(request.filters)).tolist())
-        else:
-            matching = self._chunks.live(transaction, collection, list(ranking))
-        return [id_ for id_ in ranking if id_ in matching]
+    def _matching(self, transaction: Transaction, collection: int, request: SearchRequest) -> Ids | None:
+        """The chunks that pass the filters; None without filters."""
+        if request.filters is None:
+            return None
+        return self._chunks.matching(transaction, collection, condition_of(request.filters))
 
-    def _subgraph(
-        self, transaction: Transaction, collection: int, graph: KnowledgeGraph, activation: Activation
-    ) -> Subgraph:
-        entities = graph.best_entities(activation, _MOST_ENTITIES)
-        names = self._facts.names(transaction, list(entities))
-        weights = graph.relations_in(activation, _MOST_RELATIONS)
-        relations = self._facts.relations(transaction, list(weights))
-        stating = self._chunks.resolve(transaction, collection, [found.chunk for found in relations.values()])
-        return Subgraph(
-            tuple(
-                Entity(names[id_], weight, graph.chunk_count(id_)) for id_, weight in entities.items() if id_ in names
-            ),
-            tuple(
-                _relation(relations[id_], weight, stating[relations[id_].chunk])
-                for id_, weight in weights.items()
-                if id_ in relations and relations[id_].chunk in stating
-            ),
-        )
+    def _allowed(
+        self, transaction: Transaction, collection: int, matching: Ids | None, ranking: Mapping[int, float]
+    ) -> Iterator[int]:
+        """The ranked chunks that are live and, if there are filters, ``matching``."""
+        passing = None if matching is None else set(matching.tolist())
+        ranked = iter(ranking)
+        while ids := list(islice(ranked, _CHECKED_AT_ONCE)):
+            kept = self._chunks.live(transaction, collection, ids) if passing is None else passing
+            yield from (id_ for id_ in ids if id_ in kept)
 
 
 def _first(found: CandidateSet, count: int) -> CandidateSet:
@@ -202,7 +196,3 @@ def _mixed(base: Mapping[int, float], ranking: Mapping[int, float]) -> dict[int,
 def _picked(scores: Sequence[float | None], places: Mapping[str, int], ids: Sequence[int]) -> tuple[float | None, ...]:
     """The scores that these chunks have in the search without a graph."""
     return tuple(scores[places[str(id_)]] if str(id_) in places else None for id_ in ids)
-
-
-def _relation(stored: StoredRelation, weight: float, stating: Chunk) -> Relation:
-    return Relation(stored.head, stored.relation, stored.tail, weight, stating.document_id, stating.index)

@@ -1,6 +1,6 @@
 """A collection's graph in memory, and what a question activates in it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +9,9 @@ from scipy.sparse import bmat, csr_matrix
 
 from retriever.embedding.base import Vector
 from retriever.graph.pagerank import Weights, personalised_pagerank, transition
+from retriever.graph.paths import Allowed, FoundPath, PathFinder
 from retriever.store.chunks import Ids
-from retriever.store.facts import GraphArrays, Halves
-
-_ROWS_AT_ONCE = 8192
+from retriever.store.facts import GraphArrays
 
 _HOPS = 2
 """How often activation spreads from entities over statements to other entities."""
@@ -52,11 +51,16 @@ class KnowledgeGraph:
         self.entities = arrays.entities
         self.chunks, chunk_rows = np.unique(arrays.chunks, return_inverse=True)
         self._relations = arrays.relations[:, 0]
+        self._statement_chunks = arrays.chunks
         self._relation_rows = np.searchsorted(arrays.statements, arrays.relations[:, 1])
         self._relation_ends = np.searchsorted(arrays.entities, arrays.relations[:, 2:])
-        self._entity_embeddings = arrays.entity_embeddings
         self._statements = arrays.statements
-        self._statement_embeddings = arrays.statement_embeddings
+        # With the store's 16-bit numbers, each search would spend most of its time on converting them.
+        self._entity_embeddings = arrays.entity_embeddings.astype(np.float32)
+        self._statement_embeddings = arrays.statement_embeddings.astype(np.float32)
+        self._paths = PathFinder(
+            arrays.entities, self._relations, self._relation_ends, self._relation_rows, self._statement_embeddings
+        )
         self._mentions = self._mention_matrix(arrays.mentions)
         size = len(arrays.statements)
         of_chunk = csr_matrix((np.ones(size, np.float32), (chunk_rows, np.arange(size))), (len(self.chunks), size))
@@ -71,7 +75,7 @@ class KnowledgeGraph:
     def nearest_entities(self, names: Vector, least: float) -> dict[int, float]:
         """Return the row of the entity nearest to each of the ``names``, [n, dimension], if its cosine is ``least``."""
         best: dict[int, float] = {}
-        similar = _similarities(self._entity_embeddings, names)
+        similar = self._entity_embeddings @ names.T
         for row, cosine in zip(similar.argmax(axis=0).tolist(), similar.max(axis=0).tolist(), strict=True):
             if cosine >= least:
                 best[row] = max(cosine, best.get(row, 0.0))
@@ -81,8 +85,13 @@ class KnowledgeGraph:
         """Return the rows of those of these entities that the graph has."""
         return _rows_of(self.entities, entities)
 
-    def spread(self, seeds: Mapping[int, float], question: Vector) -> Activation:
-        """Activate entities from ``seeds``, weights by entity row, over statements near to the ``question``."""
+    def near(self, question: Vector) -> Vector:
+        """Return the cosines of all statements with a ``question``, [s]."""
+        cosines: Vector = self._statement_embeddings @ question
+        return cosines
+
+    def spread(self, seeds: Mapping[int, float], near: Vector) -> Activation:
+        """Activate entities from ``seeds``, weights by entity row, over statements that are ``near`` the question."""
         activation = np.zeros(len(self.entities), np.float32)
         for row, weight in seeds.items():
             activation[row] = weight
@@ -92,16 +101,14 @@ class KnowledgeGraph:
             rows = np.flatnonzero(reached)
             if not len(rows):
                 break
-            near = _similarities(self._statement_embeddings[rows], question[None])[:, 0].clip(0.0)
-            current = self._spread_over(rows, reached[rows] * near, used)
+            current = self._spread_over(rows, reached[rows] * near[rows].clip(0.0), used)
             activation = np.maximum(activation, current)
         return Activation(activation, used)
 
-    def nearest_statements(self, question: Vector) -> Activation:
-        """Activate the entities of the statements that are nearest to the ``question``."""
-        near = _similarities(self._statement_embeddings, question[None])[:, 0].clip(0.0)
+    def nearest_statements(self, near: Vector) -> Activation:
+        """Activate the entities of the statements that are ``near`` the question: cosines, [s]."""
         used: dict[int, float] = {}
-        return Activation(self._spread_over(np.arange(len(near)), near, used) * self._rarity, used)
+        return Activation(self._spread_over(np.arange(len(near)), near.clip(0.0), used) * self._rarity, used)
 
     def rank(self, activation: Activation, chunk_scores: Mapping[int, float]) -> dict[int, float]:
         """Return the chunks that a walk visits, by id, best first; 1 is the score of the best.
@@ -122,26 +129,49 @@ class KnowledgeGraph:
 
     def best_entities(self, activation: Activation, count: int) -> dict[int, float]:
         """Return the ids of the most activated entities, rare ones first among equals, with their activation."""
-        order = np.lexsort((-self._rarity, -activation.entities))[:count]
-        return {
-            int(self.entities[row]): float(activation.entities[row]) for row in order if activation.entities[row] > 0
-        }
+        active = np.flatnonzero(activation.entities > 0)
+        weights = activation.entities[active]
+        order = active[np.lexsort((-self._rarity[active], -weights))[:count]]
+        return dict(zip(self.entities[order].tolist(), activation.entities[order].tolist(), strict=True))
 
     def chunk_count(self, entity: int) -> int:
         """Return how many chunks mention an entity."""
         return int(self._chunks_with[np.searchsorted(self.entities, entity)])
 
-    def relations_in(self, activation: Activation, count: int) -> dict[int, float]:
-        """Return the ids of the best relations: those that the used statements state, by weight and activated ends."""
+    def allowed(self, chunks: Ids) -> Allowed:
+        """Return which statements are of these chunks, [s]."""
+        return np.isin(self._statement_chunks, chunks)
+
+    def relations_in(self, activation: Activation, count: int, allowed: Allowed | None = None) -> dict[int, float]:
+        """Return the ids of the best relations, with their weights: those that the used statements state.
+
+        A relation weighs as much as its statement, times its activated ends. Only ``allowed`` statements [s] count.
+        """
         stated = np.zeros(len(self._statements), np.float32)
         stated[list(activation.statements)] = list(activation.statements.values())
-        weights = stated[self._relation_rows] * activation.entities[self._relation_ends].sum(axis=1)
+        if allowed is not None:
+            stated[~allowed] = 0.0
+        places = np.flatnonzero(stated[self._relation_rows])
+        ends = activation.entities[self._relation_ends[places]].sum(axis=1)
+        weights = stated[self._relation_rows[places]] * ends
         order = np.argsort(-weights, kind="stable")[:count]
-        return {int(self._relations[place]): float(weights[place]) for place in order if weights[place] > 0}
+        return {int(self._relations[places[at]]): float(weights[at]) for at in order if weights[at] > 0}
+
+    def paths_from(
+        self, entities: Sequence[int], near: Vector, hops: int, count: int, allowed: Allowed | None = None
+    ) -> list[FoundPath]:
+        """Return several times ``count`` paths from these entities, given by id, best first.
+
+        They have 1 to ``hops`` steps. ``near`` are the statements' cosines, [s]. Only ``allowed`` ones [s] are used.
+        """
+        return self._paths.from_roots(self.rows_of(entities), near, hops, count, allowed)
 
     def _spread_over(self, rows: npt.NDArray[np.int64], weights: Weights, used: dict[int, float]) -> Weights:
         """Return the activation of the entities that the best of these statements mention."""
-        order = np.argsort(-weights, kind="stable")[:_SPREADING]
+        order = np.arange(len(weights))
+        if len(order) > _SPREADING:
+            order = np.sort(np.argpartition(-weights, _SPREADING)[:_SPREADING])
+        order = order[np.argsort(-weights[order], kind="stable")]
         order = order[weights[order] >= _LEAST_ACTIVATION]
         activation = np.zeros(len(self.entities), np.float32)
         for place in order:
@@ -160,13 +190,8 @@ class KnowledgeGraph:
 
 def _rows_of(stored: Ids, wanted: Iterable[int]) -> list[int]:
     """The rows of those of the ``wanted`` ids that are stored."""
-    rows: list[int] = np.flatnonzero(np.isin(stored, np.array(list(wanted), np.int64))).tolist()
-    return rows
-
-
-def _similarities(stored: Halves, vectors: Vector) -> npt.NDArray[np.float32]:
-    """Return the inner products of stored vectors, [n, dimension], with others, [m, dimension], as [n, m]."""
-    parts = [
-        stored[at : at + _ROWS_AT_ONCE].astype(np.float32) @ vectors.T for at in range(0, len(stored), _ROWS_AT_ONCE)
-    ]
-    return np.concatenate(parts) if parts else np.zeros((0, len(vectors)), np.float32)
+    ids = np.unique(np.array(list(wanted), np.int64))
+    rows = np.searchsorted(stored, ids)
+    known = rows < len(stored)
+    found: list[int] = rows[known][stored[rows[known]] == ids[known]].tolist()
+    return found

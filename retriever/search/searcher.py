@@ -3,10 +3,8 @@
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
-from functools import lru_cache, partial
 from itertools import islice
 
-import numpy as np
 from msgspec.structs import replace
 from opentelemetry.trace import Tracer
 
@@ -14,11 +12,11 @@ from protocol.errors import InvalidRequest, NoDocuments, NoGraph, UnknownFilterK
 from protocol.filters import Filter
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
-from retriever.embedding.base import Embedder, Vector, unit_rows
+from retriever.embedding.base import Embedder
 from retriever.index.read_write_lock import ReadWriteLock
-from retriever.search.embedding_span import embedding_span
 from retriever.search.fusion import depth, ranked
 from retriever.search.proposals import Proposals, Proposer
+from retriever.search.question_vectors import QuestionVectors
 from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database, Transaction
 from retriever.store.documents import Documents
@@ -57,8 +55,10 @@ class Searcher:
         self._tracer = tracer
         self._clock = clock
 
-    def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
-        """Yield the candidates of each stage.
+    def stages(
+        self, request: SearchRequest, vectors: QuestionVectors | None = None
+    ) -> Generator[CandidateSet, None, None]:
+        """Yield the candidates of each stage. ``vectors`` are the question's, if the caller needs them, too.
 
         Raises InvalidRequest, UnknownCollection, NoDocuments, NoGraph or UnknownFilterKey before the first stage. A
         hybrid search embeds the query after its first stage. What the embedder raises, and InvalidRequest for a query
@@ -75,7 +75,7 @@ class Searcher:
             unknown = self._unknown_keys(transaction, collection, request.filters)
         if unknown and request.check_keys:
             raise UnknownFilterKey(f"no document has an attribute {unknown[0]!r}", param="filters")
-        embedded = lru_cache(1)(partial(self._embedded, request))
+        vectors = vectors or self.vectors(request)
         searched = CandidateSet(1, 1, (), (), final=False, elapsed_ms=0.0, search=kind, unknown_keys=unknown)
         wanted, spare, stale = depth(kind, request.top_k, request.shown), 0, 0
         of = 1
@@ -85,7 +85,7 @@ class Searcher:
             with self._replacement_lock.reading() if last_attempt else nullcontext():
                 allowed = self._allowed(collection, request.filters, live_only=last_attempt)
                 for proposals in self._proposer.propose(
-                    collection, kind, request.in_context, embedded, wanted + spare, allowed
+                    collection, kind, request.in_context, vectors.searched, wanted + spare, allowed
                 ):
                     ids = [list(proposals.dense), list(proposals.sparse)]
                     if proposals.stage < proposals.of and provisional is not None and provisional[0] == ids:
@@ -112,18 +112,9 @@ class Searcher:
                 return
             spare = 2 * stale + request.top_k
 
-    def _embedded(self, request: SearchRequest) -> Vector:
-        """The query's vector. With a context, the mean of those with and without it.
-
-        So a follow-up finds what the conversation is about, and a change of subject what is new
-        (docs/retrieval.md has figures).
-        """
-        with embedding_span(self._tracer, self._embedder, request.traceparent):
-            vector = self._embedder.embed_query(request.query)
-            if not request.context:
-                return vector
-            both = np.stack([vector, self._embedder.embed_query(request.in_context)])
-            return unit_rows(both.mean(0, keepdims=True)).reshape(-1)
+    def vectors(self, request: SearchRequest) -> QuestionVectors:
+        """Return the vectors of a request's question, which are embedded when they are wanted."""
+        return QuestionVectors(request, self._embedder, self._tracer)
 
     def _searchable(self, transaction: Transaction, request: SearchRequest) -> int:
         collection = self._documents.collection(transaction, request.tenant, request.collection)

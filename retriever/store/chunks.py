@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.filters import Attributes
+from protocol.graph import Source
 from protocol.retrieval import Chunk, Lines, Pages
 from retriever.embedding.base import Vector
 from retriever.store.database import Transaction
@@ -45,6 +46,16 @@ class Chunks:
             (json.dumps(list(ids)), collection),
         )
         return {row["id"]: _chunk(row) for row in rows}
+
+    def sources(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> dict[int, Source]:
+        """Return where the live chunks among ``ids`` stand, by id."""
+        rows = transaction.execute(
+            """SELECT c.id, d.document_id, c.position FROM json_each(?) AS wanted
+               CROSS JOIN chunks c ON c.id = wanted.value JOIN documents d ON d.id = c.document
+               WHERE c.collection = ?""",
+            (json.dumps(list(ids)), collection),
+        )
+        return {row["id"]: Source(row["document_id"], row["position"]) for row in rows}
 
     def of_document(self, transaction: Transaction, collection: int, document_id: str) -> list[Chunk]:
         """Return a document's chunks in order; an empty list if the document does not exist."""

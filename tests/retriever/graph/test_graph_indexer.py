@@ -5,6 +5,8 @@ from capitals import Capitals
 from graph_cases import GraphStore, failing
 
 from protocol.errors import Unavailable
+from protocol.graph import Triplet
+from retriever.graph.extractors.base import Statement
 
 
 @pytest.fixture
@@ -30,6 +32,30 @@ def test_a_chunk_is_read_once(store, tmp_path):
     again = GraphStore(tmp_path)
     again.read_all()
     assert again.extractor.read == 0
+
+
+class Nonsense(Capitals):
+    """Relates what are no names, beside one relation that is as it should be."""
+
+    def extract(self, sources):
+        huge = "Very" * 1000
+        triplets = [
+            ("Titanic", "by", "Cameron"),
+            ("", "by", "Cameron"),
+            ("Titanic", "by", "..."),
+            (huge, "by", "Cameron"),
+        ]
+        triplets += [("Titanic", huge, "Cameron"), ("Titanic", "", "Cameron"), ("Titanic", "by", "Unknown")]
+        names = ("Titanic", "Cameron", "", "...", huge)
+        return [[Statement(0, 10, names, tuple(map(Triplet._make, triplets)))] for _ in sources]
+
+
+def test_names_that_are_empty_or_huge_are_no_entities(tmp_path):
+    store = GraphStore(tmp_path, Nonsense())
+    store.put("a", "Titanic was made by Cameron.")
+    store.read_all()
+    assert store.names() == {"Titanic", "Cameron"}
+    assert store.relations() == {("Titanic", "by", "Cameron")}
 
 
 def test_another_extractor_reads_everything_again(store, tmp_path):

@@ -9,6 +9,7 @@ from protocol.errors import NoDocuments, NoGraph
 from protocol.filters import Comparison
 from protocol.graph import GraphMode
 from protocol.retrieval import SearchKind, SearchRequest
+from retriever.embedding.hashing import HashingEmbedder
 from retriever.settings import GraphSettings
 
 RULES = GraphSettings(kind="rules", retry_first_s=QUICK.retry_first_s, retry_max_s=QUICK.retry_max_s)
@@ -117,3 +118,55 @@ async def test_other_tenants_have_no_part_in_it(tmp_path):
         await filled(retriever)
         with pytest.raises(NoDocuments):
             await anext(retriever.search(SearchRequest("other", "default", QUESTION, 3, mode=GraphMode.MIX)))
+
+
+async def test_paths_lead_from_entities_of_the_question_to_what_it_asks_for(tmp_path):
+    async with running(tmp_path, graph=RULES) as retriever:
+        await filled(retriever)
+        paths = (await search(retriever, QUESTION, 2, mode=GraphMode.LOCAL)).graph.paths
+        long = next(path for path in paths if len(path.relations) == 2)
+        assert {source.document_id for source in long.sources} == {"album", "mother"}
+        assert "Michelle Phillips" in long.entities
+
+
+async def test_paths_are_stated_by_live_documents_that_the_filters_let_pass(tmp_path):
+    async with running(tmp_path, graph=RULES) as retriever:
+        await filled(retriever)
+        people = Comparison("kind", "eq", "people")
+        filtered = await search(retriever, QUESTION, 3, mode=GraphMode.MIX, filters=people)
+        stating = {source.document_id for path in filtered.graph.paths for source in path.sources}
+        assert stating == {"mother"}
+        assert {relation.document_id for relation in filtered.graph.relations} <= {"mother"}
+        await retriever.delete_document(TENANT, "default", "album")
+        found = await search(retriever, QUESTION, 3, mode=GraphMode.MIX)
+        assert {source.document_id for path in found.graph.paths for source in path.sources} == {"mother"}
+
+
+async def test_the_number_and_length_of_paths_are_settings(tmp_path):
+    async with running(tmp_path, graph=RULES.model_copy(update={"hops": 1, "paths": 1})) as retriever:
+        await filled(retriever)
+        (path,) = (await search(retriever, QUESTION, 3, mode=GraphMode.MIX)).graph.paths
+        assert len(path.relations) == 1
+    async with running(tmp_path, graph=RULES.model_copy(update={"paths": 0})) as retriever:
+        assert (await search(retriever, QUESTION, 3, mode=GraphMode.MIX)).graph.paths == ()
+
+
+class Counting(HashingEmbedder):
+    """Counts the questions that it embeds."""
+
+    questions = 0
+
+    def embed_query(self, text):
+        self.questions += 1
+        return super().embed_query(text)
+
+
+@pytest.mark.parametrize("kind", list(SearchKind))
+async def test_a_question_is_embedded_once(tmp_path, kind):
+    embedder = Counting()
+    async with running(tmp_path, embedder, graph=RULES) as retriever:
+        await filled(retriever)
+        for mode in GRAPH_MODES:
+            embedder.questions = 0
+            assert ids(await search(retriever, QUESTION, 2, mode=mode, search=kind))
+            assert embedder.questions == 1

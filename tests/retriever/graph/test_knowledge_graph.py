@@ -41,13 +41,13 @@ QUESTION = np.array(unit(1, 0, 0), np.float32)
 
 
 def test_activation_reaches_entities_over_statements_that_are_near_to_the_question(graph):
-    activation = graph.spread({ALBUM: 1.0}, QUESTION)
+    activation = graph.spread({ALBUM: 1.0}, graph.near(QUESTION))
     assert activation.entities[ALBUM] >= activation.entities[PHILLIPS] > activation.entities[CHYNNA] > 0
     assert activation.entities[LAKE] == 0
 
 
 def test_without_seeds_nothing_is_active(graph):
-    activation = graph.spread({}, QUESTION)
+    activation = graph.spread({}, graph.near(QUESTION))
     assert not activation.entities.any()
     assert graph.rank(activation, {}) == {}
     assert graph.best_entities(activation, 10) == {}
@@ -55,38 +55,38 @@ def test_without_seeds_nothing_is_active(graph):
 
 
 def test_an_entity_of_every_chunk_passes_little_on(graph):
-    rare, common = graph.spread({ALBUM: 1.0}, QUESTION), graph.spread({HUB: 1.0}, QUESTION)
+    rare, common = graph.spread({ALBUM: 1.0}, graph.near(QUESTION)), graph.spread({HUB: 1.0}, graph.near(QUESTION))
     assert common.entities[PHILLIPS] < 0.3 * rare.entities[PHILLIPS]
 
 
 def test_the_walk_finds_the_chunk_of_the_second_hop(graph):
-    ranking = graph.rank(graph.spread({ALBUM: 1.0}, QUESTION), {})
+    ranking = graph.rank(graph.spread({ALBUM: 1.0}, graph.near(QUESTION)), {})
     assert list(ranking)[:2] == [1, 2]
     assert next(iter(ranking.values())) == 1.0
     assert list(ranking.values()) == sorted(ranking.values(), reverse=True)
 
 
 def test_scores_of_chunks_are_where_the_walk_restarts_too(graph):
-    activation = graph.spread({ALBUM: 1.0}, QUESTION)
+    activation = graph.spread({ALBUM: 1.0}, graph.near(QUESTION))
     without, with_score = graph.rank(activation, {}), graph.rank(activation, {3: 1.0, 999: 1.0})
     assert with_score[3] > without.get(3, 0.0)
     assert 999 not in with_score
 
 
 def test_the_nearest_statements_activate_what_they_mention(graph):
-    activation = graph.nearest_statements(QUESTION)
+    activation = graph.nearest_statements(graph.near(QUESTION))
     assert set(activation.statements) == {0, 1, 2}
     assert activation.entities[CHYNNA] > activation.entities[LAKE] > 0
 
 
 def test_relations_are_those_of_the_statements_used_best_first(graph):
-    activation = graph.spread({ALBUM: 1.0}, QUESTION)
+    activation = graph.spread({ALBUM: 1.0}, graph.near(QUESTION))
     assert list(graph.relations_in(activation, 10)) == [31, 32]
     assert list(graph.relations_in(activation, 1)) == [31]
 
 
 def test_entities_are_reported_by_activation(graph):
-    activation = graph.spread({ALBUM: 1.0}, QUESTION)
+    activation = graph.spread({ALBUM: 1.0}, graph.near(QUESTION))
     assert list(graph.best_entities(activation, 2)) == [11, 12]
     assert [graph.chunk_count(id_) for id_ in (11, 12, 15)] == [1, 2, 3]
 
@@ -103,7 +103,7 @@ def test_rows_are_found_by_id(graph):
 
 
 def test_both_activations_together_are_the_larger_one(graph):
-    local, wide = graph.spread({ALBUM: 1.0}, QUESTION), graph.nearest_statements(QUESTION)
+    local, wide = graph.spread({ALBUM: 1.0}, graph.near(QUESTION)), graph.nearest_statements(graph.near(QUESTION))
     both = local | wide
     assert both.entities.tolist() == np.maximum(local.entities, wide.entities).tolist()
     assert both.statements == {
