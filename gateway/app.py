@@ -14,7 +14,7 @@ from gateway.middleware.cross_site import CrossSite
 from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
 from gateway.query.tracing import Tracing
-from gateway.routes import admin, docs, documents, health, page, query, search
+from gateway.routes import admin, docs, documents, graph, health, page, query, search
 from gateway.routes.dependencies import Gateway
 from gateway.routes.error_handlers import install_handlers
 from gateway.routes.openai import chat, completions, embeddings, models, responses
@@ -23,7 +23,7 @@ from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
-_ROUTES = (query, search, documents, chat, completions, responses, embeddings, models, admin, health, page, docs)
+_ROUTES = (query, search, documents, graph, chat, completions, responses, embeddings, models, admin, health, page, docs)
 
 
 def create_app(

@@ -1,6 +1,6 @@
 """The HTTP client of the command line. It uses the public API only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -114,6 +114,14 @@ class StackClient:
         """Return the collections and their sizes."""
         data: list[dict[str, Any]] = self._call("GET", "/v1/collections")["data"]
         return data
+
+    def graph(
+        self, collection: str, labels: Sequence[str], max_depth: int, max_nodes: int, max_relations: int
+    ) -> dict[str, Any]:
+        """Return the part of a collection's graph around the entities that ``labels`` name, or its middle."""
+        path = f"/v1/collections/{quote(collection, safe='')}/graph"
+        limits = {"max_depth": max_depth, "max_nodes": max_nodes, "max_relations": max_relations}
+        return self._call("GET", path, params={"label": list(labels), **limits})
 
     def cache_stats(self) -> dict[str, Any]:
         """Return the contents of the cache's tiers."""

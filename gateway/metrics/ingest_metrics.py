@@ -11,7 +11,7 @@ from protocol.parts import Retriever
 
 
 class IngestMetrics(PartMetrics[RetrieverStats]):
-    """Ingested and queued documents, and the disk they are stored on."""
+    """Ingested and queued documents, the disk they are stored on, and chunks that the graphs do not have yet."""
 
     def __init__(self, registry: CollectorRegistry, retriever: Retriever, timeout_s: float) -> None:
         super().__init__(registry, retriever.stats, timeout_s)
@@ -35,3 +35,9 @@ class IngestMetrics(PartMetrics[RetrieverStats]):
             "Free space of the documents' file system.",
             answer.disk_free_bytes,
         )
+        if answer.unread_chunks is not None:
+            yield GaugeMetricFamily(
+                "ragtree_graph_unread_chunks",
+                "Searchable chunks that are not in the graph of their collection yet.",
+                answer.unread_chunks,
+            )

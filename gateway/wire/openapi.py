@@ -13,6 +13,7 @@ from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, PrecomputeReply, WarmUpReply
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.errors import ErrorReply
+from gateway.wire.graph import GraphReply
 from gateway.wire.health_replies import Health, Ready
 from gateway.wire.openai.chat import ChatCompletion
 from gateway.wire.openai.completions import Completion
@@ -56,6 +57,7 @@ _TYPES = (
     Deleted,
     DocumentList,
     DocumentReply,
+    GraphReply,
     JobReply,
     CacheStats,
     CacheTree,

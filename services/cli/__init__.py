@@ -6,7 +6,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, doctor, evaluate, gate, ingest, join, models, query, search, stack
+from services.cli import bench, cache, config, doctor, evaluate, gate, graph, ingest, join, models, query, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
 app.add_typer(gate.app, name="gate")
+app.add_typer(graph.app, name="graph")
 
 
 def main() -> None:

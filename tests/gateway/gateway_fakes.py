@@ -33,6 +33,7 @@ from protocol.errors import (
     QuestionTooLong,
     UnknownCollection,
     UnknownDocument,
+    UnknownEntity,
     UnknownFilterKey,
     UnknownJob,
     UnknownModel,
@@ -41,7 +42,7 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
-from protocol.graph import GraphMode, Subgraph
+from protocol.graph import GraphMode, GraphRequest, GraphState, GraphView, Subgraph
 from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -106,7 +107,8 @@ class FakeRetriever:
     """Finds ``top_k`` of five documents' first chunks in two stages. ``missing_shards`` are reported as missing.
 
     With ``reranking``, a third stage reports it and, if that is done, has the documents in reverse order.
-    The final documents of graph modes come from the ``graph``; without one, such searches are refused.
+    The final documents of graph modes come from the ``graph``; without one, such searches are refused. ``view`` is what
+    can be seen of it, and ``viewed`` who has asked.
     Each document has ``chunks_of`` chunks. Jobs have the status ``job_status``.
     """
 
@@ -123,6 +125,9 @@ class FakeRetriever:
         self.missing_shards: tuple[str, ...] = ()
         self.reranking: Reranking | None = None
         self.graph: Subgraph | None = None
+        self.view: GraphView | None = None
+        self.viewed: list[GraphRequest] = []
+        self.unread: int | None = 6
         self.chunks_of = 1
         self.job_status = "failed"
         self.open = 0
@@ -252,10 +257,22 @@ class FakeRetriever:
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
         return [
-            CollectionInfo(name, n, n, self.kinds.get((tenant, name)))
+            CollectionInfo(
+                name, n, n, self.kinds.get((tenant, name)), GraphState.READY if self.view else GraphState.NONE
+            )
             for (owner, name), n in self.collections.items()
             if owner == tenant
         ]
+
+    async def view_graph(self, request: GraphRequest) -> GraphView:
+        await self.phases.enter("view_graph")
+        self._size(request.tenant, request.collection)
+        self.viewed.append(request)
+        if self.view is None:
+            raise NoGraph("The collection has no graph.", "collection")
+        if "Nobody" in request.entities:
+            raise UnknownEntity("No document names 'Nobody'.", "label")
+        return self.view
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         await self.phases.enter("get_job")
@@ -265,7 +282,7 @@ class FakeRetriever:
 
     async def stats(self) -> RetrieverStats:
         await self.phases.enter("retriever_stats")
-        return RetrieverStats({"stored": 5, "unchanged": 2, "failed": 1}, 3, 1000, 400)
+        return RetrieverStats({"stored": 5, "unchanged": 2, "failed": 1}, 3, 1000, 400, self.unread)
 
     async def ready(self) -> None:
         await self.phases.enter("retriever_ready")

@@ -89,6 +89,14 @@ async def test_retriever_metrics(served):
     assert await value(served, "ragtree_ingest_queue_depth") == 3
     assert await value(served, "ragtree_data_disk_bytes") == 1000
     assert await value(served, "ragtree_data_disk_free_bytes") == 400
+    assert await value(served, "ragtree_graph_unread_chunks") == 6
+
+
+async def test_without_graphs_no_chunk_counts_as_unread(served):
+    served.stack.retriever.unread = None
+    found = await families(served)
+    assert "ragtree_ingest_queue_depth" in found
+    assert "ragtree_graph_unread_chunks" not in found
 
 
 async def test_tier_metrics_in_bytes(stack: Stack, in_process):

@@ -197,7 +197,7 @@ async def test_put_collection_creates_it_or_changes_how_it_is_searched(served):
     answer = await served.client.put("/v1/collections/news", json={"search": "sparse"})
     assert (answer.status_code, answer.json()) == (
         200,
-        {"name": "news", "documents": 0, "chunks": 0, "search": "sparse"},
+        {"name": "news", "documents": 0, "chunks": 0, "search": "sparse", "graph": "none"},
     )
     answer = await served.client.put("/v1/collections/default", json={})
     assert (answer.json()["documents"], answer.json()["search"]) == (5, None)
