@@ -75,6 +75,26 @@ class Path(msgspec.Struct, frozen=True):
         return " ".join([self.entities[0], *(part for step in steps for part in step)])
 
 
+class ContextBudget(msgspec.Struct, frozen=True):
+    """The most tokens of a prompt's context, in LightRAG's terms; None where the layout decides.
+
+    ``entity`` bounds the paths of one root entity, ``relation`` all paths, and ``total`` the whole prompt, from the
+    system prompt to the question.
+    """
+
+    entity: int | None = None
+    relation: int | None = None
+    total: int | None = None
+
+    @property
+    def without_paths(self) -> bool:
+        """Whether no path can be in the prompt."""
+        return self.entity == 0 or self.relation == 0
+
+
+UNBOUNDED = ContextBudget()
+
+
 class Subgraph(msgspec.Struct, frozen=True):
     """The part of a graph that a search used; ``entities`` and ``relations`` are ordered best first.
 

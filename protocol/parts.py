@@ -22,7 +22,7 @@ from protocol.documents import (
 )
 from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
-from protocol.graph import GraphRequest, GraphView
+from protocol.graph import UNBOUNDED, ContextBudget, GraphRequest, GraphView, Path
 from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -230,15 +230,26 @@ class PromptLayout(Protocol):
     """Turns text into segments of token ids. Stateless."""
 
     def lay_out(
-        self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int, *, preamble: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        documents: Sequence[Chunk],
+        max_tokens: int,
+        *,
+        preamble: bool = True,
+        paths: Sequence[Path] = (),
+        budget: ContextBudget = UNBOUNDED,
     ) -> Prompt:
         """Lay out documents in front of a conversation that ends with the question, leaving room for the answer.
 
         ``max_tokens`` is the answer's room. Without ``preamble``, the text that introduces documents is left out.
-        Documents that do not fit are dropped from the end. Raises InvalidRequest if the model does not accept the
-        conversation, and QuestionTooLong if it does not fit even without documents; ``param`` names ``messages`` or
-        ``max_tokens``, whichever is to blame.
+        ``paths`` of a graph stand behind the documents, as far as the ``budget`` allows. Documents that do not fit
+        beside them are dropped from the end. Raises InvalidRequest if the model does not accept the conversation, and
+        QuestionTooLong if it does not fit even without documents; ``param`` names ``messages``, ``max_tokens`` or
+        ``max_total_tokens``, whichever is to blame.
         """
+
+    def context_text(self, documents: Sequence[Chunk], paths: Sequence[Path]) -> str:
+        """The text of these documents and paths as it stands in a prompt."""
 
 
 class Parts(Protocol):

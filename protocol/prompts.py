@@ -29,11 +29,15 @@ class Segment(msgspec.Struct, frozen=True):
 class Prompt(msgspec.Struct, frozen=True):
     """The segments of one prompt: system, documents, question. The engine gets their concatenated ids.
 
+    Facts of a graph are a segment of their own in front of the question, of its kind.
+
     ``dropped_documents`` counts the documents left out at the end because the model's context has no room for them.
+    ``paths`` are the places, among those of the graph, of the paths that are told behind the documents.
     """
 
     segments: tuple[Segment, ...]
     dropped_documents: int = 0
+    paths: tuple[int, ...] = ()
 
     @property
     def token_count(self) -> int:

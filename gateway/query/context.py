@@ -66,7 +66,9 @@ class QueryContext:
         """The prompt on these documents. Raises QuestionTooLong, which names the request's own field."""
         query = self.query
         try:
-            return self.parts.layout.lay_out(query.messages, found.docs, query.sampling.max_tokens)
+            return self.parts.layout.lay_out(
+                query.messages, found.docs, query.sampling.max_tokens, paths=query.told(found), budget=query.budget
+            )
         except QuestionTooLong as error:
             if error.param != "messages":
                 raise

@@ -71,7 +71,8 @@ class QueryPipeline:
 
                 # Search, and speculate on the provisional documents.
                 async for found in search.stages(request):
-                    await speculation.consider(found)
+                    if not query.context_only:
+                        await speculation.consider(found)
                     if query.include_stages:
                         yield transcript.stage(found)
                 documents = search.documents
@@ -81,6 +82,14 @@ class QueryPipeline:
             guess = speculation.confirmed()
             prompt = context.lay_out(documents) if guess is None else guess.plan.prompt
             transcript.laid_out(documents, prompt)
+            if query.context_only:
+                yield transcript.retrieved()
+                for event in transcript.context(self._parts.layout):
+                    yield event
+                completed = transcript.completed()
+                context.trace.completed(completed.response)
+                yield completed
+                return
             if guess is None:
                 # Before the next event: until a response starts, a refusal is an HTTP status.
                 await generation.admit(prompt, documents)

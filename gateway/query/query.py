@@ -6,6 +6,7 @@ import msgspec
 
 from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
+from protocol.graph import UNBOUNDED, ContextBudget, Path
 from protocol.plans import DocumentOrder, Reuse
 from protocol.prompts import ChatMessage
 from protocol.retrieval import CandidateSet, SearchRequest
@@ -22,8 +23,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     the question, and ``schema_field`` that of the sampling's JSON schema. ``query_id`` is unique. ``order`` is the
     order of the documents in the prompt. ``reuse`` and ``recompute_share`` are the controller's own if they are None.
     With ``rewrite_from`` above 0, the model first makes a question that stands alone of the last one and so many before
-    it, and the search is for that. With ``documents_optional``, an unknown or empty collection means an answer without
-    documents instead of an error. A query that has ``found`` its documents does not search.
+    it, and the search is for that. ``budget`` bounds the prompt's context. With ``context_only``, the answer is the
+    context, and nothing is generated. With ``documents_optional``, an unknown or empty collection means an answer
+    without documents instead of an error. A query that has ``found`` its documents does not search.
     """
 
     namespace: str
@@ -41,6 +43,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     recompute_share: float | None = None
     documents_optional: bool = False
     rewrite_from: int = 0
+    budget: ContextBudget = UNBOUNDED
+    context_only: bool = False
     found: CandidateSet | None = None
     query_id: str = msgspec.field(default_factory=_new_id)
 
@@ -57,6 +61,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             rewrite_from=0,
             found=msgspec.structs.replace(found, elapsed_ms=0.0),
         )
+
+    def told(self, found: CandidateSet) -> tuple[Path, ...]:
+        """The paths that its prompt may tell of those that were ``found``."""
+        return () if found.graph is None or self.budget.without_paths else found.graph.paths
 
     def blamed(self, error: InvalidRequest) -> InvalidRequest:
         """The error with the request's own name of the schema, if that is to blame."""

@@ -31,7 +31,8 @@ from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
-from protocol.graph import Subgraph
+from protocol.graph import Path, Subgraph
+from protocol.parts import PromptLayout
 from protocol.plans import Fallback, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet, Chunk, Reranking
@@ -69,6 +70,7 @@ class Transcript:
         self._missing_shards: tuple[str, ...] = ()
         self._reranking: Reranking | None = None
         self._graph: Subgraph | None = None
+        self._told: tuple[Path, ...] = ()
         self._rewriting: Rewriting | None = None
         self._queue_ms = 0.0
         self._overtakes = 0
@@ -135,7 +137,10 @@ class Transcript:
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
         self._missing_shards = found.missing_shards
         self._reranking = found.reranking
-        self._graph = found.graph
+        told = self.query.told(found)
+        self._told = tuple(told[place] for place in prompt.paths)
+        # Of the paths, those that the prompt tells: as citations are the results that it contains.
+        self._graph = None if found.graph is None else msgspec.structs.replace(found.graph, paths=self._told)
 
     def retrieved(self) -> events.RetrievalCompleted:
         """The event of the final documents."""
@@ -176,6 +181,15 @@ class Transcript:
             self._scored_sent = len(self._scored)
             yield events.OutputTextDelta(**self._stamp(), delta=step.text, logprobs=logprobs)
 
+    def context(self, layout: PromptLayout) -> Iterator[events.Event]:
+        """Record the context that is laid out as the answer, and make its events."""
+        self._text.append(layout.context_text(self._passages, self._told))
+        self._finish_reason = "stop"
+        for cited in self._citations:
+            yield events.AnnotationAdded(**self._stamp(), annotation=cited)
+        if self._text[0]:
+            yield events.OutputTextDelta(**self._stamp(), delta=self._text[0], logprobs=self._logprobs())
+
     def completed(self) -> events.QueryCompleted:
         """Make the terminal event of an answered query."""
         if self.token_times.first_ms is not None:
@@ -215,7 +229,7 @@ class Transcript:
             finish_reason=self._finish_reason,
             output_text=answer,
             citations=self._citations,
-            cited=self._cited(answer),
+            cited=() if self.query.context_only else self._cited(answer),
             results=self._results,
             dropped_documents=len(self._dropped),
             dropped_chunk_ids=self._dropped,

@@ -30,6 +30,8 @@ async def start_choices(query: Query, count: int, gateway: Gateway, ticket: Quer
     """
     if count > 1 and query.sampling.temperature == 0:
         raise InvalidRequest("Several choices need a temperature above 0: without it, all of them are the same.", "n")
+    if count > 1 and query.context_only:
+        raise InvalidRequest("The context is the same for all choices: with only_need_context, there is one.", "n")
     ticket.take_slots(count - 1)
     await _check(query, gateway)
     choices = Choices(gateway.runs, query, count)

@@ -72,4 +72,6 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
         order=body.document_order or settings.default_document_order,
         reuse=body.reuse or caller.reuse,
         recompute_share=body.recompute_share,
+        budget=body.budget,
+        context_only=body.only_need_context,
     )

@@ -3,12 +3,15 @@
 from typing import Any
 
 from fastapi import APIRouter, Depends
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from gateway.routes.dependencies import CallerDep, GatewayDep, SearchSlotDep, json_only
 from gateway.routes.responses import json_response
+from gateway.search.prompt_context import PromptContext
 from gateway.wire.openapi import errors, json_reply
 from gateway.wire.search import FindBody, SearchReply
+from protocol.graph import UNBOUNDED
 
 router = APIRouter(tags=["query"])
 
@@ -21,8 +24,17 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 @router.post("/search", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Search without an answer")
 @router.post("/v1/search", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Search without an answer")
 async def search(body: FindBody, caller: CallerDep, gateway: GatewayDep, _slot: SearchSlotDep) -> Response:
-    """Find the chunks of a collection that fit a question best, without generating an answer."""
-    request = body.to_search(body.query.strip(), "query", caller.tenant, gateway.settings)
+    """Find the chunks of a collection that fit a question best, without generating an answer.
+
+    With budgets or ``only_need_context``, only what a query's prompt would contain.
+    """
+    question = body.query.strip()
+    request = body.to_search(question, "query", caller.tenant, gateway.settings)
     gateway.readiness.require_retriever()
-    candidates, timings = await gateway.searches.run(request)
-    return json_response(SearchReply.of(candidates, request.collection, timings, "results.text" in body.include))
+    found, timings = await gateway.searches.run(request)
+    context: str | UnsetType = UNSET
+    if body.only_need_context or body.budget != UNBOUNDED:
+        prompt = PromptContext(gateway.layout, question, gateway.settings.default_max_tokens)
+        found = prompt.fitting(found, body.budget)
+        context = prompt.text(found) if body.only_need_context else UNSET
+    return json_response(SearchReply.of(found, request.collection, timings, "results.text" in body.include, context))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from gateway.settings import GatewaySettings
+from gateway.wire.context_fields import ContextFields
 from gateway.wire.filters import RequestFilter
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import QuestionTooLong
@@ -88,7 +89,7 @@ class SearchBody(BaseModel):
         )
 
 
-class AnswerBody(SearchBody):
+class AnswerBody(SearchBody, ContextFields):
     """Fields of a request that control the search, the prompt, and which KV it may use."""
 
     document_order: DocumentOrder | None = None

@@ -5,13 +5,14 @@ from typing import Literal
 import msgspec
 from pydantic import ConfigDict, Field
 
+from gateway.wire.context_fields import ContextFields
 from gateway.wire.reply import SearchResult, search_results
 from gateway.wire.schemas import Question, SearchBody
 from protocol.graph import GraphMode, Subgraph
 from protocol.retrieval import CandidateSet, Reranking, SearchKind
 
 
-class FindBody(SearchBody):
+class FindBody(SearchBody, ContextFields):
     """A search of a collection: the body of a query without what generates the answer."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -34,7 +35,7 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
 
     ``reranking`` says whether a reranker ordered them, or why it did not; null if it was not to. A ``partial`` reply
     lacks results of ``missing_shards`` of the index. ``mode`` says how the collection's graph was used, and ``graph``
-    which part of it led to the results; null without a graph.
+    which part of it led to the results; null without a graph. ``context`` is what a model would read, on request.
     """
 
     object: Literal["search.results"] = "search.results"
@@ -47,9 +48,17 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
     missing_shards: tuple[str, ...]
     mode: GraphMode
     graph: Subgraph | None
+    context: str | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, found: CandidateSet, collection: str, timings: SearchTimings, with_text: bool) -> "SearchReply":
+    def of(
+        cls,
+        found: CandidateSet,
+        collection: str,
+        timings: SearchTimings,
+        with_text: bool,
+        context: str | msgspec.UnsetType = msgspec.UNSET,
+    ) -> "SearchReply":
         """Make the reply from the final candidates."""
         return cls(
             collection=collection,
@@ -61,4 +70,5 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
             missing_shards=found.missing_shards,
             mode=found.mode,
             graph=found.graph,
+            context=context,
         )

@@ -5,6 +5,7 @@ A document's token ids depend on its text alone, so they are the same wherever t
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -12,6 +13,7 @@ from generator.prompts.prompt_template import PromptTemplate, TextPart
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.errors import QuestionTooLong
+from protocol.graph import UNBOUNDED, ContextBudget, Path
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
 from protocol.retrieval import Chunk
 
@@ -26,6 +28,21 @@ _PROBES = (
     "word " * 9_000,
 )
 """Texts that tokenizers differ in: punctuation, numbers, spaces, lines, normal forms, scripts, signs, and length."""
+
+
+_FACTS_SHARE = 0.25
+"""The most of a prompt's room that facts take by default. Documents say more, in the words of their authors."""
+
+
+class _Facts(NamedTuple):
+    """The facts of a prompt, if there are any, and the places of their paths among those given."""
+
+    segments: tuple[Segment, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments)
 
 
 class SegmentLayout:
@@ -45,26 +62,33 @@ class SegmentLayout:
         return cls(tokenizer, settings.system_prompt, settings.max_model_len, settings.preamble)
 
     def lay_out(
-        self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int, *, preamble: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        documents: Sequence[Chunk],
+        max_tokens: int,
+        *,
+        preamble: bool = True,
+        paths: Sequence[Path] = (),
+        budget: ContextBudget = UNBOUNDED,
     ) -> Prompt:
-        """Lay out documents in front of a conversation. Documents that do not fit are dropped from the tail.
+        """Lay out documents and paths in front of a conversation. What does not fit is dropped from the tail.
 
-        Raises QuestionTooLong if the model's context is exceeded even without documents, and InvalidRequest if the
-        conversation does not end with the user or the model's chat template refuses it.
+        Without a budget of their own, paths take up to a quarter of the room. Documents have the rest. Raises
+        QuestionTooLong if the model's context or the budget is exceeded even without documents, and InvalidRequest if
+        the conversation does not end with the user or the model's chat template refuses it.
         """
         frame = self._template.frame(messages, preamble)
         system = self._segment(SegmentKind.SYSTEM, frame.system)
         question = self._segment(SegmentKind.QUESTION, frame.question)
-        room = self._max_model_len - max_tokens - len(system.token_ids) - len(question.token_ids)
-        if room < 0:
-            raise QuestionTooLong(
-                f"the question takes {len(system.token_ids) + len(question.token_ids)} tokens with the system prompt, "
-                f"the answer may take {max_tokens}, and the model's context is {self._max_model_len} tokens",
-                # Name the parameter to reduce: without the answer, the question would fit.
-                param="max_tokens" if room + max_tokens > 0 else "messages",
-            )
-        kept = list(self._fitting(documents, room))
-        return Prompt(segments=(system, *kept, question), dropped_documents=len(documents) - len(kept))
+        room = self._room(len(system.token_ids) + len(question.token_ids), max_tokens, budget)
+        facts = self._facts(paths, room, budget)
+        kept = list(self._fitting(documents, room - facts.token_count))
+        return Prompt((system, *kept, *facts.segments, question), len(documents) - len(kept), facts.places)
+
+    def context_text(self, documents: Sequence[Chunk], paths: Sequence[Path]) -> str:
+        """The text of these documents and paths as it stands in a prompt."""
+        texts = [self._template.document(document.text) for document in documents]
+        return "".join(texts + (self._template.facts([path.text for path in paths]) if paths else []))
 
     @property
     def digest(self) -> str:
@@ -81,6 +105,51 @@ class SegmentLayout:
                 digest.update(b"".join(number.to_bytes(4, "big") for number in (len(token_ids), *token_ids)))
         return digest.hexdigest(16)
 
+    def _room(self, fixed: int, max_tokens: int, budget: ContextBudget) -> int:
+        """The tokens for documents and facts beside so many ``fixed`` ones. Raises QuestionTooLong."""
+        room = self._max_model_len - max_tokens - fixed
+        if room < 0:
+            raise QuestionTooLong(
+                f"the question takes {fixed} tokens with the system prompt, "
+                f"the answer may take {max_tokens}, and the model's context is {self._max_model_len} tokens",
+                # Name the parameter to reduce: without the answer, the question would fit.
+                param="max_tokens" if room + max_tokens > 0 else "messages",
+            )
+        if budget.total is None:
+            return room
+        if budget.total < fixed:
+            raise QuestionTooLong(
+                f"the question takes {fixed} tokens with the system prompt, and the prompt may have {budget.total}",
+                param="max_total_tokens",
+            )
+        return min(room, budget.total - fixed)
+
+    def _facts(self, paths: Sequence[Path], room: int, budget: ContextBudget) -> _Facts:
+        """The paths that the budget allows, as one segment: up to the first that does not fit.
+
+        Of a root entity whose own budget is used up, the rest is left out.
+        """
+        if not paths or budget.without_paths:
+            return _Facts()
+        heading, *lines, end = (TextPart(text, foreign=True) for text in self._template.facts([p.text for p in paths]))
+        left = min(room, int(_FACTS_SHARE * room) if budget.relation is None else budget.relation)
+        left -= len(self._ids(heading)) + len(self._ids(end))
+        spent: dict[str, int] = {}
+        places: list[int] = []
+        for place, line in enumerate(lines):
+            root, tokens = paths[place].entities[0], len(self._ids(line))
+            spent[root] = spent.get(root, 0) + tokens
+            if budget.entity is not None and spent[root] > budget.entity:
+                continue
+            left -= tokens
+            if left < 0:
+                break
+            places.append(place)
+        if not places:
+            return _Facts()
+        told = [heading, *(lines[place] for place in places), end]
+        return _Facts((self._segment(SegmentKind.QUESTION, told),), tuple(places))
+
     def _fitting(self, documents: Sequence[Chunk], room: int) -> Iterator[Segment]:
         for document in documents:
             token_ids = self._document_ids(document.text)
@@ -92,6 +161,9 @@ class SegmentLayout:
     def _document_ids(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(self._template.document(text))
 
+    def _ids(self, part: TextPart) -> tuple[int, ...]:
+        return self._tokenizer.encode(part.text) if part.foreign else self._tokenizer.encode_template(part.text)
+
     def _segment(self, kind: SegmentKind, parts: Sequence[TextPart]) -> Segment:
         token_ids: list[int] = []
         digest = blake3()
@@ -99,5 +171,5 @@ class SegmentLayout:
             encoded = text.encode("utf-8", "surrogatepass")
             # With lengths, a text that spells the template's own words has another key than the template.
             digest.update(len(encoded).to_bytes(8, "big") + encoded)
-            token_ids += self._tokenizer.encode(text) if foreign else self._tokenizer.encode_template(text)
+            token_ids += self._ids(TextPart(text, foreign))
         return Segment(kind, digest.hexdigest(), tuple(token_ids))

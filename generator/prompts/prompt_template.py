@@ -1,6 +1,9 @@
 """The prompt template: what stands where in a prompt. Change the wording and the order of prompts here.
 
-    [system prompt, preamble] [document 1] ... [document k] [conversation]
+    [system prompt, preamble] [document 1] ... [document k] [facts] [conversation]
+
+Facts are the paths of a collection's graph. They differ from question to question. So they stand behind the documents,
+whose KV is kept.
 
 The default system prompt and the preamble, which opens the user's turn, are the options ``generator.system_prompt`` and
 ``generator.preamble``. The model's chat template is rendered once, with marks in place of all texts that come from
@@ -45,6 +48,10 @@ class PromptTemplate:
     def document(self, text: str) -> str:
         """A document as it stands in the prompt."""
         return f"{text}\n\n"
+
+    def facts(self, paths: Sequence[str]) -> list[str]:
+        """The facts as they stand in the prompt: a heading, a line for each path, and an end."""
+        return ["Facts:\n", *(f"{' '.join(path.split())}\n" for path in paths), "\n"]
 
     def frame(self, messages: Sequence[ChatMessage], preamble: bool = True) -> Frame:
         """The text around the documents. They stand behind the preamble, if there is one, before the first turn's text.

@@ -11,10 +11,15 @@ from protocol.graph import GraphMode
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import errors, results
 from services.cli.search_options import (
+    ContextOption,
+    EntityTokensOption,
     FiltersOption,
     ModeOption,
+    RelationTokensOption,
     RerankOption,
     SearchKindOption,
+    TotalTokensOption,
+    context_body,
     search_body,
     warn_of_gaps,
 )
@@ -29,12 +34,17 @@ def query(
     search: SearchKindOption = None,
     rerank: RerankOption = None,
     mode: ModeOption = GraphMode.NAIVE,
+    max_entity_tokens: EntityTokensOption = None,
+    max_relation_tokens: RelationTokensOption = None,
+    max_total_tokens: TotalTokensOption = None,
+    only_need_context: ContextOption = False,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a question and stream the answer."""
     body = search_body(question, collection, top_k, filters, search, rerank, mode)
+    body |= context_body(max_entity_tokens, max_relation_tokens, max_total_tokens, only_need_context)
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     last: dict[str, Any] = {}
@@ -56,7 +66,8 @@ def query(
         written = response["usage"]["completion_tokens"]
         errors.print(f"[bold yellow]cut:[/] the answer reached its longest length, {written} tokens (--max-tokens)")
     _print_sources(response)
-    _print_timings(response)
+    if not only_need_context:
+        _print_timings(response)
 
 
 def _print_sources(response: dict[str, Any]) -> None:

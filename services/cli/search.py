@@ -12,10 +12,15 @@ from protocol.graph import GraphMode
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import results
 from services.cli.search_options import (
+    ContextOption,
+    EntityTokensOption,
     FiltersOption,
     ModeOption,
+    RelationTokensOption,
     RerankOption,
     SearchKindOption,
+    TotalTokensOption,
+    context_body,
     search_body,
     warn_of_gaps,
 )
@@ -31,16 +36,25 @@ def search(
     search: SearchKindOption = None,
     rerank: RerankOption = None,
     mode: ModeOption = GraphMode.NAIVE,
+    max_entity_tokens: EntityTokensOption = None,
+    max_relation_tokens: RelationTokensOption = None,
+    max_total_tokens: TotalTokensOption = None,
+    only_need_context: ContextOption = False,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search without an answer, and print the passages."""
-    found = connect(url, api_key).search(search_body(question, collection, top_k, filters, search, rerank, mode))
+    body = search_body(question, collection, top_k, filters, search, rerank, mode)
+    body |= context_body(max_entity_tokens, max_relation_tokens, max_total_tokens, only_need_context)
+    found = connect(url, api_key).search(body)
     if as_json:
         print(json.dumps(found))
         return
     warn_of_gaps(found)
+    if only_need_context:
+        print(found["context"])
+        return
     _print_passages(found)
     if found["graph"]:
         _print_relations(found["graph"]["relations"][:_MOST_RELATIONS])

@@ -20,6 +20,16 @@ ModeOption = Annotated[
     GraphMode,
     typer.Option(help="How the collection's graph is used: from entities, from statements, from both, or not at all."),
 ]
+EntityTokensOption = Annotated[
+    int | None, typer.Option("--max-entity-tokens", min=0, help="Most tokens of the facts about one entity.")
+]
+RelationTokensOption = Annotated[
+    int | None, typer.Option("--max-relation-tokens", min=0, help="Most tokens of all facts of the graph.")
+]
+TotalTokensOption = Annotated[int | None, typer.Option("--max-total-tokens", min=1, help="Most tokens of the prompt.")]
+ContextOption = Annotated[
+    bool, typer.Option("--only-need-context", help="Print what the model would read, and generate nothing.")
+]
 
 
 def search_body(
@@ -42,6 +52,13 @@ def search_body(
         except ValueError as error:
             raise typer.BadParameter(f"not JSON: {error}", param_hint="--filters") from error
     return body
+
+
+def context_body(entity: int | None, relation: int | None, total: int | None, only_context: bool) -> dict[str, Any]:
+    """The request's fields that bound the prompt's context: most tokens of an entity's facts, of all facts, of all."""
+    given = {"max_entity_tokens": entity, "max_relation_tokens": relation, "max_total_tokens": total}
+    body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return body | {"only_need_context": True} if only_context else body
 
 
 def warn_of_gaps(reply: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
-from protocol.graph import GraphMode, GraphRequest, GraphState, GraphView, Subgraph
+from protocol.graph import UNBOUNDED, ContextBudget, GraphMode, GraphRequest, GraphState, GraphView, Path, Subgraph
 from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -546,30 +546,43 @@ def _token(number: int, word: str) -> TokenLogprob:
 
 
 class FakeLayout:
-    """One token per word. Drops documents from the tail until the prompt fits ``context`` tokens."""
+    """One token per word. Drops documents from the tail until the prompt fits ``context`` tokens. Paths always fit."""
 
     def __init__(self, context: int = 1000) -> None:
         self.context = context
+        self.budgets: list[ContextBudget] = []
 
     def lay_out(
-        self, messages: Sequence[ChatMessage], documents: Sequence[Chunk], max_tokens: int, *, preamble: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        documents: Sequence[Chunk],
+        max_tokens: int,
+        *,
+        preamble: bool = True,
+        paths: Sequence[Path] = (),
+        budget: ContextBudget = UNBOUNDED,
     ) -> Prompt:
+        self.budgets.append(budget)
         question = " ".join(message.content for message in messages)
         kept = list(documents)
         while True:
-            prompt = self._prompt(question, kept, len(documents) - len(kept))
+            prompt = self._prompt(question, kept, len(documents) - len(kept), paths)
             if prompt.token_count + max_tokens <= self.context:
                 return prompt
             if not kept:
                 raise QuestionTooLong("The question does not fit.", "messages")
             kept.pop()
 
-    def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int) -> Prompt:
+    def context_text(self, documents: Sequence[Chunk], paths: Sequence[Path]) -> str:
+        return "\n".join([document.text for document in documents] + [path.text for path in paths])
+
+    def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int, paths: Sequence[Path]) -> Prompt:
         texts = [(SegmentKind.SYSTEM, "system", "be brief")]
         texts += [(SegmentKind.DOCUMENT, document.content_hash, document.text) for document in documents]
+        texts += [(SegmentKind.QUESTION, path.text, path.text) for path in paths]
         texts += [(SegmentKind.QUESTION, question, question)]
         segments = tuple(Segment(kind, key, tuple(range(len(text.split())))) for kind, key, text in texts)
-        return Prompt(segments, dropped)
+        return Prompt(segments, dropped, tuple(range(len(paths))))
 
 
 class Stack:

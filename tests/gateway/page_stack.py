@@ -34,7 +34,7 @@ from protocol.retrieval import CandidateSet, SearchRequest
 from protocol.tiers import Tier
 from retriever.build import build_retriever
 from retriever.retriever import Retriever
-from retriever.settings import ChunkSettings, HashingSettings, RetrieverSettings
+from retriever.settings import ChunkSettings, GraphSettings, HashingSettings, RetrieverSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Not all of them, so that the screenshots do not change with every new page.
@@ -99,9 +99,9 @@ class WordLayout(FakeLayout):
         super().__init__(CONTEXT)
         self.texts: dict[str, str] = {}
 
-    def lay_out(self, messages, documents, max_tokens, *, preamble=True):
+    def lay_out(self, messages, documents, max_tokens, **options):
         self.texts.update((chunk.content_hash, chunk.text) for chunk in documents)
-        return super().lay_out(messages, documents, max_tokens)
+        return super().lay_out(messages, documents, max_tokens, **options)
 
 
 class ReadingEngine:
@@ -182,12 +182,12 @@ class ReadingEngine:
 class PageStack:
     """The parts. ``serving`` creates a stack that is served at ``url``."""
 
-    def __init__(self, folder: Path, gpu: int, host: int) -> None:
+    def __init__(self, folder: Path, gpu: int, host: int, graph: GraphSettings) -> None:
         self.url = ""
         self.app: FastAPI | None = None
         self.server: uvicorn.Server | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        settings = RetrieverSettings(embedder=HashingSettings(), chunks=ChunkSettings(size=400, overlap=0))
+        settings = RetrieverSettings(embedder=HashingSettings(), chunks=ChunkSettings(size=400, overlap=0), graph=graph)
         self.retriever = StagedSearch(build_retriever(settings, folder))
         self.layout = WordLayout()
         self.generator = ReadingEngine(self.layout.texts)
@@ -224,9 +224,11 @@ class PageStack:
 
 
 @contextmanager
-def serving(folder: Path, gpu: int = 12_000, host: int = 40_000, **settings) -> Iterator[PageStack]:
+def serving(
+    folder: Path, gpu: int = 12_000, host: int = 40_000, graph: GraphSettings | None = None, **settings
+) -> Iterator[PageStack]:
     """A stack on a free port of 127.0.0.1, served from its own thread."""
-    stack = PageStack(folder, gpu, host)
+    stack = PageStack(folder, gpu, host, graph or GraphSettings())
     listener = socket.socket()
     # asyncio does not detect TCP on such a listener, so it does not set TCP_NODELAY.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from gateway_fakes import MODEL, FakeLayout, eventually
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from cachectl.runtime.controller import Controller
@@ -21,6 +22,7 @@ from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire import events
 from protocol.errors import UnknownPlan
 from protocol.generation import GenerationStep, PrefillResult, Sampling, StepBudget
+from protocol.graph import Subgraph
 from protocol.plans import CompletionReport, PlanOutcome, PrefillPlan, SpeculationDecision
 from protocol.prompts import ChatMessage
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
@@ -43,10 +45,13 @@ class Search:
         self.given = 0
         self.closed = False
 
-    def finds(self, documents: str, final: bool) -> None:
+    def finds(self, documents: str, final: bool, graph: Subgraph | None = None) -> None:
         self.given += 1
         docs = tuple(chunk(letter) for letter in documents)
-        self.stages.put_nowait(CandidateSet(self.given, 9, docs, (0.5,) * len(docs), final, float(self.given)))
+        found = CandidateSet(self.given, 9, docs, (0.5,) * len(docs), final, float(self.given), graph=graph)
+        if graph is not None:
+            found = replace(found, dense_scores=found.scores, sparse_scores=found.scores)
+        self.stages.put_nowait(found)
 
     async def each(self) -> AsyncGenerator[CandidateSet]:
         try:
@@ -272,10 +277,10 @@ class Scene:
         )
         return Asked(pipeline.run(Transcript(query)))
 
-    async def finds(self, query_id: str, documents: str, final: bool = False) -> None:
+    async def finds(self, query_id: str, documents: str, final: bool = False, graph: Subgraph | None = None) -> None:
         """Trigger a stage of a search, and wait until it is handled."""
         search = self.searches[query_id]
-        search.finds(documents, final)
+        search.finds(documents, final, graph)
         if final:
             await eventually(lambda: search.closed)
         else:

@@ -60,4 +60,6 @@ def conversation_query(
         order=body.document_order or settings.default_document_order,
         reuse=body.reuse or caller.reuse,
         recompute_share=body.recompute_share,
+        budget=body.budget,
+        context_only=body.only_need_context,
     )

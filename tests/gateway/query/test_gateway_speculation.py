@@ -12,7 +12,7 @@ from speculation_scene import Scene, Stream
 from gateway.query.speculation_start import SpeculationStart
 from gateway.wire import events
 from protocol.errors import EngineDied
-from protocol.graph import GraphMode
+from protocol.graph import GraphMode, Path, Source, Subgraph
 from protocol.plans import PlanOutcome
 from protocol.tiers import Tier
 
@@ -101,6 +101,39 @@ async def test_other_final_documents_mean_ordinary_admission(scene: Scene, final
     assert scene.controller.calls == ["start", "speculate", "admit"], "admission ends the guess in the controller"
     assert scene.controller.outcomes == {"q~1": CANCELLED, "q": COMPLETED}
     assert query.events[-1].response.timings.speculation.outcome == "dropped"
+
+
+def graph_of(*entities: str) -> Subgraph:
+    return Subgraph(paths=tuple(Path(("Alice", name), ("-like->",), (Source("a", 0),), 0.5) for name in entities))
+
+
+async def test_a_guess_without_the_facts_of_the_graph_is_not_confirmed(scene: Scene):
+    query = scene.asks("q")
+    await scene.finds("q", "ab")
+    guess = await scene.opened("q~1")
+    guess.says(3, finish=True)
+    await scene.finds("q", "ab", final=True, graph=graph_of("Titanic"))
+    stream = await scene.opened("q")
+    assert stream.plan.prompt.paths == (0,)
+    assert stream.plan.prompt.prefix == guess.plan.prompt.prefix, "the documents that it computed are reused"
+    stream.says(2, finish=True)
+    assert await query.answer() == "ab ab "
+    await scene.at_rest()
+    assert scene.controller.outcomes == {"q~1": CANCELLED, "q": COMPLETED}
+
+
+@pytest.mark.parametrize(("final", "confirmed"), [("Titanic", True), ("Rose", False)])
+async def test_a_guess_is_confirmed_with_the_same_facts_only(scene: Scene, final: str, confirmed: bool):
+    query = scene.asks("q")
+    await scene.finds("q", "ab", graph=graph_of("Titanic"))
+    (await scene.opened("q~1")).says(3, finish=True)
+    await scene.finds("q", "ab", final=True, graph=graph_of(final))
+    if not confirmed:
+        (await scene.opened("q")).says(1, finish=True)
+    assert await query.answer() == ("ab ab ab " if confirmed else "ab ")
+    await scene.at_rest()
+    (told,) = query.events[-1].response.graph.paths
+    assert told.entities == ("Alice", final)
 
 
 async def test_guess_waits_for_a_stage_worth_it(scene: Scene):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
-from protocol.graph import GraphMode, Relation, Subgraph
+from protocol.graph import ContextBudget, GraphMode, Relation, Subgraph
 from protocol.retrieval import Pages, SearchKind
 from services.cli import app as ragtree
 from services.cli import query, search
@@ -72,6 +72,17 @@ def test_search_by_the_graph_prints_the_relations_that_led_to_the_passages(run: 
     stack.retriever.graph = None
     refused = run("query", "Whom?", "--mode", "local")
     assert "no_graph" in str(refused.exception)
+
+
+def test_the_context_is_printed_within_its_budgets(run: Run, stack: Stack):
+    budgets = ("--max-entity-tokens", "1", "--max-relation-tokens", "2", "--max-total-tokens", "3")
+    for command in ("search", "query"):
+        done = run(command, "What is it?", "--top-k", "2", "--only-need-context", *budgets)
+        assert done.exit_code == 0, done.output
+        assert done.output.startswith("document number 0\ndocument number 1\n")
+        assert stack.layout.budgets[-1] == ContextBudget(1, 2, 3)
+    assert stack.controller.admitted == []
+    assert run("query", "What?", "--max-total-tokens", "0").exit_code == 2
 
 
 def test_search_as_json_and_partial(run: Run, stack: Stack):

@@ -82,9 +82,9 @@ async def test_a_conversation_with_a_former_response(served):
     asked = []
     lay_out = served.stack.layout.lay_out
 
-    def seen(messages, *others):
+    def seen(messages, *others, **options):
         asked.append(tuple(messages))
-        return lay_out(messages, *others)
+        return lay_out(messages, *others, **options)
 
     served.stack.layout.lay_out = seen
     former = (await served.client.post("/v1/responses", json=ASKED)).json()
