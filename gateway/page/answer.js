@@ -28,6 +28,7 @@ export class Answer {
     this.figures = byId("figures");
     this.sources = byId("sources");
     this.noSources = byId("no-sources");
+    this.cards = [];
   }
 
   begin(question) {
@@ -54,6 +55,11 @@ export class Answer {
     this.noSources.hidden = results.length > 0;
     this.cards = results.map((result) => card(result, results[0].score, this.words));
     this.sources.replaceChildren(...this.cards);
+  }
+
+  /** Mark the sources of these documents while something that they state is pointed at. */
+  point(stating) {
+    for (const card of this.cards) card.classList.toggle("pointed", stating.has(card.dataset.document));
   }
 
   /** Mark a source that is part of the prompt. */
@@ -118,7 +124,7 @@ function card(result, best, words) {
   share.style.setProperty("--share", Math.max(0, score) / Math.max(best, Number.EPSILON));
   return el(
     "li",
-    { class: "source" },
+    { class: "source", "data-document": documentId },
     el("span", { class: "number", "aria-label": `Source ${index + 1}` }, String(index + 1)),
     el("p", { class: "filename", title: filename }, filename),
     ...(title ? [el("p", { class: "title", title }, title)] : []),

@@ -6,9 +6,11 @@ import { count } from "./numbers.js";
 import { events } from "./sse.js";
 
 export class Ask {
-  /** `onEnd` is called when a question ends, with the timeline if the answer is complete. */
-  constructor(answer, keys, onEnd) {
+  /** `mode` says how the graph is used, and `graph` shows what was used of it. `onEnd` is called when a question ends, with the timeline if the answer is complete. */
+  constructor(answer, graph, mode, keys, onEnd) {
     this.answer = answer;
+    this.graph = graph;
+    this.mode = mode;
     this.keys = keys;
     this.onEnd = onEnd;
     this.form = byId("ask");
@@ -39,6 +41,7 @@ export class Ask {
     const running = (this.running = new AbortController());
     this.busy(true);
     this.answer.begin(question);
+    this.graph.begin();
     let timeline;
     try {
       timeline = await this.read(question, running.signal);
@@ -56,6 +59,7 @@ export class Ask {
   async read(question, signal) {
     const body = { query: question, stream: true, include: ["stages", "timeline", "results.text"] };
     if (this.collection.value) body.collection = this.collection.value;
+    if (this.mode.value !== "naive") body.mode = this.mode.value;
     const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
     const response = await call("query", { method: "POST", headers, body: JSON.stringify(body), signal });
     try {
@@ -78,6 +82,7 @@ export class Ask {
         break;
       case "retrieval.completed":
         answer.found(event.results);
+        this.graph.show(event.graph);
         answer.say("Queued");
         break;
       case "cache.resolved":

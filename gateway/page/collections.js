@@ -13,6 +13,8 @@ export class Collections {
     this.managed = byId("documents-collection");
     this.note = byId("collection-note");
     this.sizes = new Map();
+    this.graphs = new Map();
+    this.onLoad = () => {};
   }
 
   /** Load the list. Returns why it did not come, else "". A choice stays if the list still has it. */
@@ -20,6 +22,7 @@ export class Collections {
     try {
       const { data } = await json("v1/collections");
       this.sizes = new Map(data.map(({ name, documents }) => [name, documents]));
+      this.graphs = new Map(data.map(({ name, graph }) => [name, graph]));
     } catch (error) {
       if (!(error instanceof Problem)) console.error(error);
       if (error.status === 401) this.keys.ask(error);
@@ -32,6 +35,7 @@ export class Collections {
     const none = [...this.sizes.values()].every((documents) => !documents);
     this.note.textContent = none ? "No documents are stored yet: upload some below, or with ragtree ingest." : "";
     this.keys.accepted();
+    this.onLoad();
     return "";
   }
 

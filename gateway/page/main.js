@@ -10,8 +10,11 @@ import { Collections } from "./collections.js";
 import { Documents } from "./documents/documents.js";
 import { byId } from "./dom.js";
 import { Gantt } from "./gantt.js";
+import { Graph } from "./graph/graph.js";
+import { Mode } from "./graph/mode.js";
 import { Live } from "./live.js";
 import { chooseTheme } from "./theme.js";
+import { Tip } from "./tip.js";
 import { Tree } from "./tree.js";
 
 const CACHE = "v1/admin/cache";
@@ -20,7 +23,8 @@ const MOST_NODES = 3000;
 const DEPTH = 128;
 
 chooseTheme();
-const tree = new Tree();
+const tip = new Tip();
+const tree = new Tree(tip);
 const charts = new Charts();
 const gantt = new Gantt();
 const readiness = byId("readiness");
@@ -47,12 +51,14 @@ const live = new Live(async () => {
 
 const adminKey = new KeyForm("admin", "The tree and the charts are for administrators.", () => live.now());
 const apiKey = new KeyForm("api", "To use this gateway, you must have a key.", open);
-new Ask(new Answer(), apiKey, (timeline) => {
+const collections = new Collections(apiKey);
+const answer = new Answer();
+const graph = new Graph(tip, (stating) => answer.point(stating));
+new Ask(answer, graph, new Mode(collections), apiKey, (timeline) => {
   if (timeline) gantt.show(timeline);
   else greet();
   live.again();
 });
-const collections = new Collections(apiKey);
 const documents = new Documents(collections, apiKey);
 
 async function open() {

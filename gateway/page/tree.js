@@ -19,11 +19,11 @@ const AGES = [
 const TIERS = { gpu: "GPU", host: "Host memory", disk: "Disk" };
 
 export class Tree {
-  constructor() {
+  constructor(tip) {
     this.tiers = byId("tiers");
     this.note = byId("tree-note");
     this.table = byId("tree-table");
-    this.tip = new Tip();
+    this.tip = tip;
     this.maps = new Map();
     this.nodes = [];
     const ages = AGES.map(([, words], age) => el("span", { class: `age age-${age}` }, words));
@@ -164,7 +164,7 @@ class TierMap {
     this.pointed = cell?.node.key;
     if (!cell) return this.tip.hide();
     cell.root.classList.add("pointed");
-    return this.tip.show(cell.node, cell.root.getBoundingClientRect());
+    return this.tip.show(cell.node.name, factsOf(cell.node), cell.root.getBoundingClientRect());
   }
 }
 
@@ -192,29 +192,13 @@ class Cell {
   }
 }
 
-/** A tooltip with the facts about a node. */
-class Tip {
-  constructor() {
-    this.box = byId("tip");
-  }
-
-  show(node, beside) {
-    const facts = [
-      `${count(node.tokens)} tokens in ${node.places.join(", ")}`,
-      `frequency ${node.frequency.toFixed(1)}, used ${node.requests_ago ? `${count(node.requests_ago)} requests ago` : "by the last request"}`,
-      [node.pinned && "pinned", node.locked && "in use now"].filter(Boolean).join(", "),
-    ].filter(Boolean);
-    this.box.replaceChildren(el("strong", {}, node.name), ...facts.map((fact) => el("span", {}, fact)));
-    this.box.hidden = false;
-    const { offsetWidth: width, offsetHeight: height } = this.box;
-    const x = Math.min(Math.max(8, beside.left + beside.width / 2 - width / 2), innerWidth - width - 8);
-    const y = beside.top - height - 8 > 0 ? beside.top - height - 8 : beside.bottom + 8;
-    this.box.style.transform = `translate(${Math.round(x)}px, ${Math.round(y)}px)`;
-  }
-
-  hide() {
-    this.box.hidden = true;
-  }
+/** What the tooltip says about a node. */
+function factsOf(node) {
+  return [
+    `${count(node.tokens)} tokens in ${node.places.join(", ")}`,
+    `frequency ${node.frequency.toFixed(1)}, used ${node.requests_ago ? `${count(node.requests_ago)} requests ago` : "by the last request"}`,
+    [node.pinned && "pinned", node.locked && "in use now"].filter(Boolean).join(", "),
+  ].filter(Boolean);
 }
 
 const ageOf = ({ requests_ago: ago }) => AGES.findIndex(([most]) => ago <= most);

@@ -15,11 +15,12 @@ router = APIRouter()
 
 _SCRIPTS = (
     "access", "answer", "api", "ask", "charts", "collections", "dom", "gantt", "live", "main", "numbers", "passage",
-    "sse", "theme", "tree", "treemap", "documents/deletion", "documents/documents", "documents/dropzone",
+    "sse", "theme", "tip", "tree", "treemap", "graph/graph", "graph/layout", "graph/mode", "graph/picture",
+    "graph/subgraph", "documents/deletion", "documents/documents", "documents/dropzone",
     "documents/jobs", "documents/names", "documents/queue", "documents/row", "documents/stored", "documents/stored_row",
     "documents/transfer", "documents/upload", "documents/uploads",
 )  # fmt: skip
-_STYLES = ("style.css", "documents/style.css")
+_STYLES = ("style.css", "documents/style.css", "graph/style.css")
 _FILES = (
     {"index.html": "text/html", "icon.svg": "image/svg+xml"}
     | dict.fromkeys(_STYLES, "text/css")
