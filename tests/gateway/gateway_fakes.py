@@ -256,10 +256,9 @@ class FakeRetriever:
         self.kinds[tenant, collection] = search
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
+        graph = GraphState.READY if self.view else GraphState.NONE
         return [
-            CollectionInfo(
-                name, n, n, self.kinds.get((tenant, name)), GraphState.READY if self.view else GraphState.NONE
-            )
+            CollectionInfo(name, n, n, self.kinds.get((tenant, name)), graph)
             for (owner, name), n in self.collections.items()
             if owner == tenant
         ]
