@@ -1,6 +1,7 @@
 """Composes requests' KV on the engine's own thread, one step at a time."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -57,11 +58,16 @@ class Compositions:
 
         If the selector does not need the engine, it begins now.
         """
+        token_ids, question = composition.token_ids, composition.question
+        if composition.trees is not None:
+            # What is selected of the documents does not depend on the trees, which are computed afterwards.
+            question = composition.trees.start
+            token_ids = token_ids[:question] + token_ids[composition.trees.end :]
         prompt = ComposedPrompt(
-            torch.tensor(composition.token_ids, device=self._device),
+            torch.tensor(token_ids, device=self._device),
             torch.tensor([*composition.blocks, _SCRATCH], device=self._device),
             _documents(composition.donors),
-            Run(composition.question, len(composition.token_ids)),
+            Run(question, len(token_ids)),
             _contents(composition.donors),
             self._composer.deletions,
         )
@@ -118,11 +124,41 @@ class Compositions:
         self._unusable[request_id] = set(composition.blocks[composition.exact // self._page_tokens :])
         if composition.trees is None:
             self._running[request_id] = self._composer.steps(self._task(request_id, composition))
-            return
+        else:
+            # What could not be loaded in front of trees is computed with them.
+            self._failed[request_id] = set()
+            self._running[request_id] = self._with_trees(request_id, composition, composition.trees)
+
+    def _with_trees(
+        self, request_id: str, composition: Composition, trees: DependencyTrees
+    ) -> Iterator[Composed | None]:
+        """Compose the documents in front of trees, if they have donors, and then the trees."""
         assert self._trees is not None, "the engine has no attention within trees"
-        # What could not be loaded in front of trees is computed with them.
-        self._failed[request_id] = set()
-        self._running[request_id] = self._trees.steps(self._tree_task(request_id, composition, composition.trees))
+        exact, documents = composition.exact, Composed(0, 0, 0.0)
+        if composition.donors:
+            try:
+                for composed in self._composer.steps(self._task(request_id, replace(composition, end=trees.start))):
+                    if composed is None:
+                        yield None
+                    else:
+                        exact, documents = trees.start, composed
+            except TooFar as error:
+                # The trees' own steps compute the documents.
+                documents = Composed(0, 0, error.deviation)
+        task = TreeTask(
+            composition.namespace,
+            torch.tensor(composition.token_ids, device=self._device),
+            self._expected[request_id].blocks,
+            exact,
+            trees,
+            self._deletions[request_id],
+        )
+        for composed in self._trees.steps(task):
+            yield composed and composed._replace(
+                reused=documents.reused + composed.reused,
+                recomputed=documents.recomputed,
+                deviation=documents.deviation,
+            )
 
     def _end(self, request_id: str, composed: Composed | None, deviation: float = 0.0) -> Ended:
         self._running.pop(request_id, None)
@@ -136,17 +172,6 @@ class Compositions:
         if composed is None:
             return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
         return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
-
-    def _tree_task(self, request_id: str, composition: Composition, trees: DependencyTrees) -> TreeTask:
-        expected = self._expected[request_id]
-        return TreeTask(
-            composition.namespace,
-            expected.token_ids,
-            expected.blocks,
-            composition.exact,
-            trees,
-            self._deletions[request_id],
-        )
 
     def _task(self, request_id: str, composition: Composition) -> Task:
         staged, donors = self._staged.pop(request_id, {}), composition.donors

@@ -8,6 +8,7 @@ from itertools import accumulate
 import msgspec
 import pytest
 import torch
+from composed_prompts import DONATED, ComposedPrompts
 from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, put, uncached_tokens
 
 from benchmarks.measuring.engines import generate
@@ -60,6 +61,13 @@ def tree_plan(
     prompt = Prompt((*path.segments, segment, QUESTION))
     trees = DependencyTrees(path.tokens, front, tuple(branches), positions, reuse)
     return msgspec.structs.replace(plan, prompt=prompt, trees=trees)
+
+
+def behind_trees(plan: PrefillPlan) -> PrefillPlan:
+    """A plan with trees in front of its question."""
+    *prefix, question = plan.prompt.segments
+    trees = DependencyTrees(sum(len(segment.token_ids) for segment in prefix), FRONT, BRANCHES)
+    return msgspec.structs.replace(plan, prompt=Prompt((*prefix, facts(BRANCHES), question)), trees=trees)
 
 
 def ancestors(branches: Sequence[Branch], place: int) -> set[int]:
@@ -235,6 +243,30 @@ class TestIsolation:
         await ask(engine, tree_plan(path, BRANCHES, source=None, kept=GPU))
         answer = await ask(engine, path.plan("why?", GPU, None))
         assert (answer.tokens, answer.prefill.cached_tokens) == (exact, path.tokens)
+
+
+class TestBehindComposedDocuments:
+    async def test_documents_that_are_computed_again_whole_and_trees_have_the_answer_of_no_cache(
+        self, engine, tiny_model, path
+    ):
+        prompts = ComposedPrompts(path.namespace, GPU)
+        await prompts.put(engine)
+        plan = behind_trees(prompts.plan("why?", 1.0))
+        await assert_as_transformers(engine, tiny_model, plan)
+        answer = await ask(engine, msgspec.structs.replace(plan, query_id="again"))
+        tree_tokens = sum(branch.tokens for branch in BRANCHES)
+        assert answer.prefill.composed_tokens == tree_tokens
+        assert answer.prefill.recomputed_tokens == DONATED
+
+    async def test_documents_that_deviate_too_much_are_computed_and_trees_are_composed(self, engine, tiny_model, path):
+        prompts = ComposedPrompts(path.namespace, GPU)
+        await prompts.put(engine)
+        plan = behind_trees(prompts.plan("why?", 0.5, bound=1e-6))
+        await assert_as_transformers(engine, tiny_model, plan)
+        answer = await ask(engine, msgspec.structs.replace(plan, query_id="again"))
+        assert answer.prefill.deviation > 1e-6
+        assert answer.prefill.recomputed_tokens == 0
+        assert answer.prefill.composed_tokens == sum(branch.tokens for branch in BRANCHES)
 
 
 class TestFaults:
