@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count, islice
 
 import msgspec
+from fake_layout import FakeLayout
 
 from protocol.cache import CachePath, DocumentDeletion, TierStats, TreeNode, TreeView
 from protocol.documents import (
@@ -30,7 +31,6 @@ from protocol.errors import (
     NoDocuments,
     NoGraph,
     PinRefused,
-    QuestionTooLong,
     UnknownCollection,
     UnknownDocument,
     UnknownEntity,
@@ -42,7 +42,7 @@ from protocol.errors import (
 )
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
-from protocol.graph import UNBOUNDED, ContextBudget, GraphMode, GraphRequest, GraphState, GraphView, Path, Subgraph
+from protocol.graph import GraphMode, GraphRequest, GraphState, GraphView, Subgraph
 from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
@@ -56,7 +56,6 @@ from protocol.plans import (
     Recompute,
     SpeculationDecision,
 )
-from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
 from protocol.retrieval import CandidateSet, Chunk, Lines, Reranking, SearchKind, SearchRequest
 from protocol.tiers import Tier
 from retriever.loaders.registry import LOADERS
@@ -542,46 +541,6 @@ class FakeGenerator:
 def _token(number: int, word: str) -> TokenLogprob:
     likely = {number + 100: -2.0, number: -1.0, number + 200: -math.inf}
     return TokenLogprob(number, -1.0, likely, {number: word, number + 100: word.upper(), number + 200: "?"})
-
-
-class FakeLayout:
-    """One token per word. Drops documents from the tail until the prompt fits ``context`` tokens. Paths always fit."""
-
-    def __init__(self, context: int = 1000) -> None:
-        self.context = context
-        self.budgets: list[ContextBudget] = []
-
-    def lay_out(
-        self,
-        messages: Sequence[ChatMessage],
-        documents: Sequence[Chunk],
-        max_tokens: int,
-        *,
-        preamble: bool = True,
-        paths: Sequence[Path] = (),
-        budget: ContextBudget = UNBOUNDED,
-    ) -> Prompt:
-        self.budgets.append(budget)
-        question = " ".join(message.content for message in messages)
-        kept = list(documents)
-        while True:
-            prompt = self._prompt(question, kept, len(documents) - len(kept), paths)
-            if prompt.token_count + max_tokens <= self.context:
-                return prompt
-            if not kept:
-                raise QuestionTooLong("The question does not fit.", "messages")
-            kept.pop()
-
-    def context_text(self, documents: Sequence[Chunk], paths: Sequence[Path]) -> str:
-        return "\n".join([document.text for document in documents] + [path.text for path in paths])
-
-    def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int, paths: Sequence[Path]) -> Prompt:
-        texts = [(SegmentKind.SYSTEM, "system", "be brief")]
-        texts += [(SegmentKind.DOCUMENT, document.content_hash, document.text) for document in documents]
-        texts += [(SegmentKind.QUESTION, path.text, path.text) for path in paths]
-        texts += [(SegmentKind.QUESTION, question, question)]
-        segments = tuple(Segment(kind, key, tuple(range(len(text.split())))) for kind, key, text in texts)
-        return Prompt(segments, dropped, tuple(range(len(paths))))
 
 
 class Stack:

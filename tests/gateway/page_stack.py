@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import msgspec
 import uvicorn
+from fake_layout import FakeLayout
 from fastapi import FastAPI
-from gateway_fakes import FakeLayout
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller

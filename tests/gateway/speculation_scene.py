@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from gateway_fakes import MODEL, FakeLayout, eventually
+from fake_layout import FakeLayout
+from gateway_fakes import MODEL, eventually
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 

@@ -3,7 +3,8 @@ import time
 
 import msgspec
 import pytest
-from gateway_fakes import ANSWER, MODEL, FakeLayout, Stack
+from fake_layout import FakeLayout
+from gateway_fakes import ANSWER, MODEL, Stack
 from prometheus_client import CollectorRegistry
 
 from gateway.background_tasks import BackgroundTasks

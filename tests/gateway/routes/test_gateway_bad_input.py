@@ -1,7 +1,8 @@
 import json
 
 import pytest
-from gateway_fakes import MODEL, FakeLayout, Stack
+from fake_layout import FakeLayout
+from gateway_fakes import MODEL, Stack
 
 OK = {"query": "x"}
 
