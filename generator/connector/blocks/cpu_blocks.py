@@ -86,6 +86,9 @@ class CpuBlocks(PagedBlocks):
     def finish(self) -> None:
         """Do nothing."""
 
+    def _indices(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers)
+
 
 def _nothing() -> None:
     """Do nothing: there is nothing to wait for, or to undo."""

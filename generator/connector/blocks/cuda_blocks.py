@@ -84,10 +84,13 @@ class CudaBlocks(PagedBlocks):
         """Wait until all copies of the calling thread are done."""
         self._copies.mark()()
 
+    def _indices(self, numbers: Sequence[int]) -> torch.Tensor:
+        return self._copies.indices(numbers)
+
     def _gather(self, blocks: Sequence[int], pages: torch.Tensor) -> None:
         """Copy blocks into as many ``pages`` on the device, shape [blocks, page_bytes]."""
         with self._copies.in_order():
-            numbers = torch.tensor(blocks, device=pages.device)
+            numbers = self._indices(blocks)
             for slab, span in zip(self._slabs, self._spans, strict=True):
                 pages[:, span] = slab.index_select(0, numbers)
 

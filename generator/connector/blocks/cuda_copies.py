@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -56,6 +56,15 @@ class CudaCopies:
     def in_order(self) -> AbstractContextManager[object]:
         """Use the calling thread's stream within it."""
         return torch.cuda.stream(self._stream)
+
+    def indices(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Numbers as a tensor on the GPU, copied on the current stream.
+
+        From memory that is not pinned, the copy would wait for all that is in front of it on the stream: for the step
+        before, on the engine's thread. The pinned memory is torch's own, which is not handed out again before a copy
+        that ``non_blocking`` has begun from it is done, although nothing refers to it here any more.
+        """
+        return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(self._device, non_blocking=True)
 
     def is_pinned(self, memory: Page) -> bool:
         """Whether CUDA knows the memory as pinned."""

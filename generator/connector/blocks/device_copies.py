@@ -1,6 +1,6 @@
 """What copies between host memory and a device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
@@ -37,6 +37,9 @@ class DeviceCopies(Protocol):
 
     def in_order(self) -> AbstractContextManager[object]:
         """Within it, what else the calling thread does on the device runs in order with its copies, on any thread."""
+
+    def indices(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Numbers as a tensor on the device, for what comes next on the current stream. Nothing is waited for."""
 
     def is_pinned(self, memory: Page) -> bool:
         """Whether host memory is pinned."""

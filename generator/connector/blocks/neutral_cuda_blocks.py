@@ -49,7 +49,7 @@ class NeutralCudaBlocks(CudaBlocks):
     def _scatter(self, pages: torch.Tensor, blocks: Sequence[int]) -> None:
         """Copy ``pages`` on the device into as many blocks."""
         with self._copies.in_order():
-            numbers = torch.tensor(blocks, device=pages.device)
+            numbers = self._indices(blocks)
             own = torch.empty_like(pages)
             own.view(self.dtype).index_copy_(1, self._own_of, pages.view(self.dtype))
             for lanes, span in zip(self._lanes, self._spans, strict=True):

@@ -167,11 +167,14 @@ class PagedBlocks(ABC):
 
     def copy(self, copies: "Sequence[BlockCopy]") -> None:
         """Copy blocks onto other ones. No block is both a source and a target."""
-        device = self._lanes[0].device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
+        numbers = self._indices([*(copy.source for copy in copies), *(copy.target for copy in copies)])
+        sources, targets = numbers.view(2, -1)
         for lanes in self._lanes:
             lanes.index_copy_(0, targets, lanes.index_select(0, sources))
+
+    @abstractmethod
+    def _indices(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Numbers as a tensor where the blocks are. The engine's thread makes some in a step, so this must not wait."""
 
     def _clear_behind(self, tokens: int, page: Page) -> None:
         """Fill ``page`` with zeros behind its first ``tokens`` tokens."""

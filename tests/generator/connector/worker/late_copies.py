@@ -3,7 +3,7 @@
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -71,6 +71,9 @@ class LateCopies:
         # What runs within it is done at once here, so the copies in front of it are, too.
         self.mark()()
         yield
+
+    def indices(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers)
 
     def is_pinned(self, memory: Page) -> bool:
         return self._is_pinned(memory.ctypes.data, 1)

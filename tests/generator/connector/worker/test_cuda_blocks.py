@@ -14,6 +14,7 @@ from late_copies import LateCopies
 from generator.connector.blocks import pinned_path
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
+from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.connector.step_jobs import BlockCopy
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -138,6 +139,47 @@ def test_blocks_are_copied_onto_other_ones(layout):
     after = cache.content()
     for block, source in enumerate([0, 1, 2, 3, 1, 5, 2]):
         assert same(after[block], before[source])
+
+
+def no_other_way(*_args, **_options):
+    raise AssertionError("a tensor made on the device directly waits for it")
+
+
+@pytest.mark.parametrize("layout", ["BLHNC", "LBNHC"])
+def test_indices_come_to_the_device_without_waiting_for_it(layout, monkeypatch):
+    cache = Cache(layout, torch.bfloat16, pinned=True)
+    before = cache.content()
+    staged = cache.blocks.stage(2)
+    made = []
+
+    def indices(_copies: LateCopies, numbers: list[int]) -> torch.Tensor:
+        made.append(list(numbers))
+        return torch.from_numpy(np.array(numbers))
+
+    monkeypatch.setattr(LateCopies, "indices", indices)
+    monkeypatch.setattr(torch, "tensor", no_other_way)
+    cache.blocks.copy([BlockCopy(1, 4), BlockCopy(2, 6)])
+    staged.take([3, 5], 0)
+    assert made == [[1, 2, 4, 6], [3, 5]]
+    assert all(same(cache.content()[block], before[source]) for block, source in ((4, 1), (6, 2), (1, 1), (2, 2)))
+
+
+class PinnedTensor:
+    def to(self, device: object, **options: object) -> tuple[object, dict[str, object]]:
+        return device, options
+
+
+def test_indices_are_copied_to_a_gpu_from_pinned_memory_in_the_background(monkeypatch):
+    made = []
+
+    def tensor(numbers: object, **options: object) -> PinnedTensor:
+        made.append((numbers, options))
+        return PinnedTensor()
+
+    copies = CudaCopies(torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "tensor", tensor)
+    assert copies.indices([4, 2]) == (torch.device("cuda", 0), {"non_blocking": True})
+    assert made == [([4, 2], {"dtype": torch.int64, "pin_memory": True})]
 
 
 def test_layouts_are_equal_exactly_if_their_pages_are():
