@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cachectl.policies import policy_names
 from cachectl.scheduling.queue import SLACK, WINDOW
+from protocol.dependency import GraphAttention
 from protocol.plans import Reuse
 
 MOST_SHARDS = 64
@@ -76,6 +77,11 @@ class ControllerSettings(BaseModel):
         "query",
         description="How they are chosen: query (by the question's attention), cacheclip or cacheclip-strict (by its "
         "attention in generator.kv.auxiliary_model), cacheblend, epic, random, none or ape.",
+    )
+    graph_attention: GraphAttention = Field(
+        GraphAttention.AUTO,
+        description="How prompts attend to facts of a graph: self, to every path in full; dependency, within trees, "
+        "which have what paths begin with alike once; auto, dependency where that has passed its gate.",
     )
     max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")

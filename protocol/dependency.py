@@ -7,6 +7,18 @@ import msgspec
 from protocol.errors import InvalidRequest
 
 
+class GraphAttention(StrEnum):
+    """How a prompt attends to its facts.
+
+    ``self``: to every path in full, as to any text. ``dependency``: within trees, where the engine can. ``auto``: as
+    ``dependency`` where that has passed its gate, else as ``self``.
+    """
+
+    SELF = "self"
+    DEPENDENCY = "dependency"
+    AUTO = "auto"
+
+
 class TreePositions(StrEnum):
     """Which positions the tokens of dependency trees have.
 
@@ -62,8 +74,11 @@ class DependencyTrees(msgspec.Struct, frozen=True):
 class DepPrompt(msgspec.Struct, frozen=True):
     """A prompt's facts as dependency trees: the ``token_ids`` of their ``branches``, in pre-order.
 
-    They stand in the place of the prompt's segment of facts, which has every path in full.
+    They stand in the place of the prompt's segment of facts, which has every path in full. Its tokens ``before`` the
+    first path and ``behind`` the last stand around them.
     """
 
     token_ids: tuple[int, ...]
     branches: tuple[Branch, ...]
+    before: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()

@@ -10,6 +10,10 @@ A report of an earlier one says nothing about this one.
 """
 
 
+DEPENDENCY = "dependency"
+"""The method of reports on dependency attention over facts, which computes nothing again."""
+
+
 class GateTask(msgspec.Struct, frozen=True):
     """Mean scores on one kind of question, from 0 to 1: of composed prompts, and of the same prompts prefilled in full.
 

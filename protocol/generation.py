@@ -82,8 +82,9 @@ class PrefillResult(msgspec.Struct, frozen=True):
 
     ``loaded`` splits ``cached_tokens`` by source tier. ``composed_tokens`` are donated ones that were used as they
     were, ``recomputed_tokens`` donated ones that were computed again, whose KV ``deviation`` compares with what was
-    donated. ``lost`` lists copies that the engine found missing, could not write, or had to drop since the last result.
-    They may be of other plans' nodes. ``peers`` is what was read from other locations.
+    donated. ``in_trees`` says that the prompt's facts have KV of dependency attention. ``lost`` lists copies that the
+    engine found missing, could not write, or had to drop since the last result. They may be of other plans' nodes.
+    ``peers`` is what was read from other locations.
     """
 
     prompt_tokens: int
@@ -93,6 +94,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
     composed_tokens: int = 0
     recomputed_tokens: int = 0
     deviation: float = 0.0
+    in_trees: bool = False
     loaded: dict[Tier, int] = {}
     lost: tuple[LostCopy, ...] = ()
     peers: tuple[PeerRead, ...] = ()

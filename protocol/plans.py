@@ -175,6 +175,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
       part of this plan: what it computes counts as computed.
     - ``trees``: where the prompt has dependency trees; None if it has none. No later query finds their KV in the tree.
     - ``fallback``: why nothing is composed; None if something is, or if nobody asked for it, or if all is cached.
+    - ``tree_fallback``: why the prompt's facts are told in full; None if they are in ``trees``, or if it has none.
 
     A plan is a lease under its ``query_id``. It is released exactly once: when the plan completes, fails or is
     cancelled, or when its generator is gone.
@@ -197,6 +198,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     first: "PrefillPlan | None" = None
     fallback: Fallback | None = None
     trees: DependencyTrees | None = None
+    tree_fallback: Fallback | None = None
 
 
 class PlanOutcome(StrEnum):

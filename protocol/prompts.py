@@ -6,6 +6,8 @@ from itertools import takewhile
 
 import msgspec
 
+from protocol.dependency import Branch, DependencyTrees, DepPrompt
+
 
 class SegmentKind(StrEnum):
     """Role of a segment in the prompt."""
@@ -18,18 +20,21 @@ class SegmentKind(StrEnum):
 class Segment(msgspec.Struct, frozen=True):
     """A run of token ids, tokenized on its own, so that its ids do not depend on its neighbours.
 
-    ``key`` is the hash of the tokenized content. For a document it is the chunk's hash, which keys its KV.
+    ``key`` is the hash of the tokenized content. For a document it is the chunk's hash, which keys its KV. If there are
+    ``branches``, these are the tokens of dependency trees, in pre-order.
     """
 
     kind: SegmentKind
     key: str
     token_ids: tuple[int, ...]
+    branches: tuple[Branch, ...] = ()
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """The segments of one prompt: system, documents, question. The engine gets their concatenated ids.
 
-    Facts of a graph are a segment of their own in front of the question, of its kind.
+    Facts of a graph are a segment of their own in front of the question, of its kind. ``facts`` has the same as
+    dependency trees, if they are not ``in_trees`` already.
 
     ``dropped_documents`` counts the documents left out at the end because the model's context has no room for them.
     ``paths`` are the places, among those of the graph, of the paths that are told behind the documents.
@@ -38,6 +43,35 @@ class Prompt(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     dropped_documents: int = 0
     paths: tuple[int, ...] = ()
+    facts: DepPrompt | None = None
+
+    @property
+    def in_trees(self) -> "Prompt":
+        """The prompt with its facts as dependency trees; the same if it has none."""
+        if self.facts is None:
+            return self
+        *front, told, question = self.segments
+        before, trees, behind = (
+            Segment(told.kind, told.key, token_ids, branches)
+            for token_ids, branches in (
+                (self.facts.before, ()),
+                (self.facts.token_ids, self.facts.branches),
+                (self.facts.behind, ()),
+            )
+        )
+        return msgspec.structs.replace(self, segments=(*front, before, trees, behind, question), facts=None)
+
+    @property
+    def trees(self) -> DependencyTrees | None:
+        """Where the prompt has dependency trees, whose branches attend to the system prompt; None if it has none."""
+        start = front = 0
+        for segment in self.segments:
+            if segment.branches:
+                return DependencyTrees(start, front, segment.branches)
+            start += len(segment.token_ids)
+            if segment.kind is SegmentKind.SYSTEM:
+                front = start
+        return None
 
     @property
     def token_count(self) -> int:

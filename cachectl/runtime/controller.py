@@ -14,6 +14,7 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.background_prefills import BackgroundPrefills
 from cachectl.runtime.composing.gate import Gate
 from cachectl.runtime.composing.reuse_rule import ReuseRule
+from cachectl.runtime.composing.tree_rule import TreeRule
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
@@ -150,10 +151,17 @@ class Controller:
             gate,
             composable=composing is not None and settings.recompute_method in composing.methods,
         )
+        trees = TreeRule(settings.graph_attention, gate, possible=composing is not None and not composing.no_trees)
         self._requests = RequestReader(
-            self._tree, self._namespaces, tombstones, settings.cached_documents, settings.document_score_gap, reuse
+            self._tree,
+            self._namespaces,
+            tombstones,
+            settings.cached_documents,
+            settings.document_score_gap,
+            reuse,
+            trees,
         )
-        self._plans = PlanBuilder(self._tree, self.instances, reuse)
+        self._plans = PlanBuilder(self._tree, self.instances, reuse, trees)
         self._prefills = BackgroundPrefills(self._leases, executor, self._peer_reads) if executor is not None else None
         self._prefetcher = Prefetcher(
             self._scheduler,

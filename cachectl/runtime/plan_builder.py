@@ -3,6 +3,7 @@
 import msgspec
 
 from cachectl.runtime.composing.reuse_rule import ReuseRule
+from cachectl.runtime.composing.tree_rule import TreeRule
 from cachectl.runtime.instances.instance_registry import InstanceRegistry
 from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
 from cachectl.tree.grant import Grant
@@ -11,13 +12,17 @@ from protocol.plans import AdmissionRequest, PrefillPlan
 
 
 class PlanBuilder:
-    """Builds ``PrefillPlan`` messages from grants. ``reuse`` says how prompts are composed, or why they are not."""
+    """Builds ``PrefillPlan`` messages from grants.
 
-    def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry, reuse: ReuseRule) -> None:
+    ``reuse`` says how prompts are composed, or why they are not, and ``trees`` why their facts are not in trees.
+    """
+
+    def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry, reuse: ReuseRule, trees: TreeRule) -> None:
         self._tree = tree
         self._links = tree.tiers.links
         self._instances = instances
         self._reuse = reuse
+        self._trees = trees
 
     def build(
         self,
@@ -34,7 +39,8 @@ class PlanBuilder:
             query_id=grant.query_id,
             instance=grant.instance,
             namespace=request.namespace,
-            prompt=request.prompt,
+            # The engine needs either form of the facts, not both.
+            prompt=msgspec.structs.replace(request.prompt, facts=None),
             queued_ms=queued_ms,
             nodes=planned_nodes(grant.documents, self._links),
             moves=tuple(grant.moves),
@@ -46,6 +52,8 @@ class PlanBuilder:
             overtaken=grant.overtaken,
             recompute=self._reuse.recompute(share) if share is not None else None,
             fallback=grant.fallback or self._reuse.fallback(request),
+            trees=request.prompt.trees,
+            tree_fallback=self._trees.fallback(request),
         )
         return self._behind_first(plan, grant) if grant.first else plan
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from cachectl.runtime.composing.reuse_rule import ReuseRule
+from cachectl.runtime.composing.tree_rule import TreeRule
 from cachectl.runtime.namespaces import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.document_order import order_by_name
@@ -16,7 +17,8 @@ class RequestReader:
     """Reads admission messages against the ``tree`` and the ``tombstones`` as they are now.
 
     At most ``cached_documents`` documents of a prompt, from the front, are cached; None means all. ``score_gap`` is
-    that of cached-first order. ``reuse`` decides whether a prompt is composed.
+    that of cached-first order. ``reuse`` decides whether a prompt is composed, and ``trees`` whether its facts stand in
+    trees.
     """
 
     def __init__(
@@ -27,16 +29,19 @@ class RequestReader:
         cached_documents: int | None,
         score_gap: float | None,
         reuse: ReuseRule,
+        trees: TreeRule,
     ) -> None:
         self._tree = tree
         self._namespaces = namespaces
         self._tombstones = tombstones
         self._cached_documents = cached_documents
         self._reuse = reuse
+        self._trees = trees
         self._orders = {order: order_by_name(order, score_gap) for order in DocumentOrder}
 
     def ordered(self, admission: AdmissionRequest) -> AdmissionRequest:
-        """The message with its documents in the order that it asks for."""
+        """The message with its documents in the order that it asks for, and its facts in trees if they may be."""
+        admission = self._trees.applied(admission)
         if admission.order is DocumentOrder.RETRIEVAL:
             return admission
         root = self._tree.registry.roots.get(self._namespaces.inside(admission.namespace))

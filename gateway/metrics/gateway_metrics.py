@@ -1,12 +1,14 @@
 """The gateway's own metrics, in base units, without labels for tenants or documents. See docs/metrics.md."""
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.query.activity import Activity
 from gateway.query.hits import found_in
 from gateway.query.transcript import Transcript
 from gateway.wire.errors import http_error
-from gateway.wire.reuse import fallback_of
+from gateway.wire.reuse import FactsAttention, facts_attention, fallback_of
 from gateway.wire.rewriting import RewriteFailure, Rewriting
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
@@ -135,6 +137,14 @@ class GatewayMetrics:
         )
         for reason in Fallback:
             self._fallbacks.labels(reason.value)
+        self._facts = Counter(
+            "ragtree_facts_prompts_total",
+            "Prompts with facts of a graph, by how they attended to them: self or dependency.",
+            ["attention"],
+            registry=registry,
+        )
+        for attention in get_args(FactsAttention):
+            self._facts.labels(attention)
         self._shadows = Counter(
             "ragtree_shadow_answers_total",
             "Composed answers that were computed again after a full prefill, by outcome: same, different or failed.",
@@ -219,6 +229,9 @@ class GatewayMetrics:
         fallback = fallback_of(plan, prefill)
         if fallback is not None:
             self._fallbacks.labels(fallback.value).inc()
+        attention = facts_attention(plan, prefill)
+        if attention is not None:
+            self._facts.labels(attention).inc()
         self.activity.prefilled(prefill.prompt_tokens, prefill.cached_tokens)
 
     def compared(self, outcome: str) -> None:

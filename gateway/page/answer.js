@@ -13,6 +13,12 @@ const FALLBACKS = {
   failed: "the engine failed to, and computed them",
 };
 
+const FACTS_FALLBACKS = {
+  model: "this model has no attention within trees",
+  gate: "this model has not passed the gate of dependency attention",
+  failed: "the engine failed to compute them in trees",
+};
+
 const RERANK_FAILURES = {
   timeout: "the reranker took too long",
   unavailable: "the reranker did not answer",
@@ -94,6 +100,7 @@ export class Answer {
     const notes = [
       response.finish_reason === "length" && "The answer reached its maximum length.",
       response.fallback && `No documents were composed: ${FALLBACKS[response.fallback]}.`,
+      response.facts_fallback && `Facts are told in full: ${FACTS_FALLBACKS[response.facts_fallback]}.`,
       response.reranking?.reason && `The sources are not reranked: ${RERANK_FAILURES[response.reranking.reason]}.`,
       response.partial && `Parts of the index did not answer: ${response.missing_shards.join(", ")}.`,
     ].filter(Boolean);

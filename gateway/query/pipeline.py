@@ -113,7 +113,8 @@ class QueryPipeline:
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
-            if completed.response.reuse == "composed":
+            # A prompt in trees has other text than one in full, so their answers are not compared.
+            if completed.response.reuse == "composed" and plan.trees is None:
                 answer = ComposedAnswer(plan, completed.response.output_text, transcript.arrived_at)
                 self._composed.note(answer, query.sampling)
             yield completed

@@ -26,7 +26,7 @@ from gateway.wire.reply import (
     citation,
     search_results,
 )
-from gateway.wire.reuse import fallback_of, reuse_class
+from gateway.wire.reuse import FactsAttention, facts_attention, facts_fallback, fallback_of, reuse_class
 from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
@@ -76,6 +76,8 @@ class Transcript:
         self._overtakes = 0
         self._prefill = _NO_PREFILL
         self._fallback: Fallback | None = None
+        self._facts_attention: FactsAttention | None = None
+        self._facts_fallback: Fallback | None = None
         self._text: list[str] = []
         self._scored: list[ScoredToken] = []
         # How many of them have left.
@@ -165,6 +167,8 @@ class Transcript:
         if step.prefill is not None:
             self._prefill = step.prefill
             self._fallback = fallback_of(plan, step.prefill)
+            self._facts_attention = facts_attention(plan, step.prefill)
+            self._facts_fallback = facts_fallback(plan, step.prefill)
             yield self._resolved(plan, step.prefill)
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
@@ -213,6 +217,8 @@ class Transcript:
             recomputed_tokens=prefill.recomputed_tokens,
             reuse=reuse_class(prefill),
             fallback=self._fallback,
+            facts_attention=self._facts_attention,
+            facts_fallback=self._facts_fallback,
             hit_docs=sum(tier is not None for tier in found_in(plan, prefill)),
             tiers={tier.value: tokens for tier, tokens in prefill.loaded.items() if tokens},
         )
@@ -244,6 +250,8 @@ class Transcript:
             timings=self._timings(),
             reuse=reuse_class(self._prefill),
             fallback=self._fallback,
+            facts_attention=self._facts_attention,
+            facts_fallback=self._facts_fallback,
             partial=bool(self._missing_shards),
             missing_shards=self._missing_shards,
             reranking=self._reranking,

@@ -21,7 +21,7 @@ import msgspec
 from gateway.wire.errors import ErrorBody
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
-from gateway.wire.reuse import ReuseClass
+from gateway.wire.reuse import FactsAttention, ReuseClass
 from gateway.wire.rewriting import Rewriting
 from protocol.graph import Subgraph
 from protocol.plans import Fallback
@@ -81,6 +81,8 @@ class CacheResolved(Event, frozen=True, kw_only=True, tag="cache.resolved"):
     recomputed_tokens: int
     reuse: ReuseClass
     fallback: Fallback | None
+    facts_attention: FactsAttention | None
+    facts_fallback: Fallback | None
     hit_docs: int
     tiers: dict[str, int]
 

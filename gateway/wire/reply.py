@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from gateway.wire.logprobs import ScoredToken
-from gateway.wire.reuse import ReuseClass
+from gateway.wire.reuse import FactsAttention, ReuseClass
 from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import TimelineEntry
 from gateway.wire.urls import chunk_url, document_url
@@ -137,10 +137,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     their words. ``dropped_documents`` counts the last results, which did not fit the model's context;
     ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of ``missing_shards`` of the index, so better
     documents may be missing. ``reuse`` says which KV the prompt used; ``fallback`` why none of it was composed, if that
-    was asked for. ``reranking`` says whether a reranker ordered the results, or why it did not; null if it was not to.
-    ``graph`` is the part of the collection's graph that led to the results; null without a graph ``mode``.
-    ``rewriting`` is what became of a follow-up that was to be rewritten; null otherwise. ``timeline`` and ``logprobs``
-    are present on request.
+    was asked for. ``facts_attention`` says how the prompt attended to facts of the graph, null if it has none;
+    ``facts_fallback`` why not within trees, if it was to. ``reranking`` says whether a reranker ordered the results, or
+    why it did not; null if it was not to. ``graph`` is the part of the collection's graph that led to the results; null
+    without a graph ``mode``. ``rewriting`` is what became of a follow-up that was to be rewritten; null otherwise.
+    ``timeline`` and ``logprobs`` are present on request.
     """
 
     query_id: str
@@ -159,6 +160,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
     reuse: ReuseClass
     fallback: Fallback | None
+    facts_attention: FactsAttention | None
+    facts_fallback: Fallback | None
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None

@@ -7,6 +7,9 @@ from protocol.plans import Fallback, PrefillPlan
 
 ReuseClass: TypeAlias = Literal["exact", "composed", "none"]
 
+FactsAttention: TypeAlias = Literal["self", "dependency"]
+"""How a prompt attended to its facts of a graph: to every path in full, or within trees."""
+
 
 def reuse_class(prefill: PrefillResult) -> ReuseClass:
     """``composed`` if any KV was computed behind other documents, ``exact`` if some of the prompt was cached."""
@@ -20,3 +23,15 @@ def fallback_of(plan: PrefillPlan, prefill: PrefillResult) -> Fallback | None:
     if plan.recompute is not None and reuse_class(prefill) != "composed":
         return Fallback.DEVIATION if prefill.deviation else Fallback.FAILED
     return plan.fallback
+
+
+def facts_attention(plan: PrefillPlan, prefill: PrefillResult) -> FactsAttention | None:
+    """How the prompt attended to its facts; None if it has none."""
+    if not plan.prompt.paths:
+        return None
+    return "dependency" if prefill.in_trees else "self"
+
+
+def facts_fallback(plan: PrefillPlan, prefill: PrefillResult) -> Fallback | None:
+    """Why facts were not in trees, although they were to be."""
+    return Fallback.FAILED if plan.trees is not None and not prefill.in_trees else plan.tree_fallback

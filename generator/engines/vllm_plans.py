@@ -171,6 +171,7 @@ class PlanStreams:
             composed_tokens=composed.reused,
             recomputed_tokens=composed.recomputed,
             deviation=composed.deviation,
+            in_trees=plan.trees is not None and prefilled.composed is not None,
             cached_tokens=sum(prefilled.loaded.values()),
             kv_load_ms=prefilled.load_ms,
             loaded=prefilled.loaded,

@@ -26,10 +26,11 @@ class _Node:
         self.children: dict[str, _Node] = {}
 
 
-def dependency_trees(paths: Sequence[Path], encode: Encode) -> DepPrompt | None:
+def dependency_trees(paths: Sequence[Path], encode: Encode, heading: str = "", end: str = "") -> DepPrompt | None:
     """The trees of paths, roots in the order of their first paths; None without any.
 
-    Entities and relations are tokenised each on its own, so that no token reaches over a branch's end.
+    Entities and relations are tokenised each on its own, so that no token reaches over a branch's end. ``heading`` and
+    ``end`` stand around them; each tree begins a new line, so the heading ends none.
     """
     top = _Node()
     for path in paths:
@@ -42,14 +43,17 @@ def dependency_trees(paths: Sequence[Path], encode: Encode) -> DepPrompt | None:
         tokens = encode(text)
         token_ids += tokens
         branches.append(Branch(len(tokens), parent))
-    return DepPrompt(tuple(token_ids), tuple(branches)) if branches else None
+    if not branches:
+        return None
+    return DepPrompt(tuple(token_ids), tuple(branches), encode(heading.removesuffix("\n")), encode(f"\n{end}"))
 
 
 def parts_of(path: Path) -> Iterator[str]:
     """The texts of a path's entities and relations, the root's on a new line."""
-    yield f"\n{path.entities[0]}"
-    for relation, entity in zip(path.relations, path.entities[1:], strict=True):
-        yield f" {relation}"
+    root, *entities = (" ".join(entity.split()) for entity in path.entities)
+    yield f"\n{root}"
+    for relation, entity in zip(path.relations, entities, strict=True):
+        yield f" {' '.join(relation.split())}"
         yield f" {entity}"
 
 

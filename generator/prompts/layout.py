@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+from generator.prompts.dependency_trees import dependency_trees
 from generator.prompts.prompt_template import PromptTemplate, TextPart
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
+from protocol.dependency import DepPrompt
 from protocol.errors import QuestionTooLong
 from protocol.graph import UNBOUNDED, ContextBudget, Path
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
@@ -39,6 +41,7 @@ class _Facts(NamedTuple):
 
     segments: tuple[Segment, ...] = ()
     places: tuple[int, ...] = ()
+    trees: DepPrompt | None = None
 
     @property
     def token_count(self) -> int:
@@ -83,7 +86,8 @@ class SegmentLayout:
         room = self._room(len(system.token_ids) + len(question.token_ids), max_tokens, budget)
         facts = self._facts(paths, room, budget)
         kept = list(self._fitting(documents, room - facts.token_count))
-        return Prompt((system, *kept, *facts.segments, question), len(documents) - len(kept), facts.places)
+        segments = (system, *kept, *facts.segments, question)
+        return Prompt(segments, len(documents) - len(kept), facts.places, facts.trees)
 
     def context_text(self, documents: Sequence[Chunk], paths: Sequence[Path]) -> str:
         """The text of these documents and paths as it stands in a prompt."""
@@ -147,8 +151,10 @@ class SegmentLayout:
             places.append(place)
         if not places:
             return _Facts()
-        told = [heading, *(lines[place] for place in places), end]
-        return _Facts((self._segment(SegmentKind.QUESTION, told),), tuple(places))
+        told = self._segment(SegmentKind.QUESTION, [heading, *(lines[place] for place in places), end])
+        kept = [paths[place] for place in places]
+        trees = dependency_trees(kept, self._tokenizer.encode, heading.text, end.text)
+        return _Facts((told,), tuple(places), trees)
 
     def _fitting(self, documents: Sequence[Chunk], room: int) -> Iterator[Segment]:
         for document in documents:

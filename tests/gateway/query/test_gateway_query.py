@@ -67,6 +67,8 @@ async def test_events_have_their_fields(served):
             "recomputed_tokens",
             "reuse",
             "fallback",
+            "facts_attention",
+            "facts_fallback",
             "hit_docs",
             "tiers",
         },

@@ -11,6 +11,8 @@ VLLM = {
     # Two running answers are enough to make a third query wait.
     "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
     "RAGTREE_CONTROLLER__STATE_INTERVAL_S": "0.5",
+    "RAGTREE_RETRIEVER__GRAPH__KIND": "rules",
+    "RAGTREE_CONTROLLER__GRAPH_ATTENTION": "dependency",
 }
 
 

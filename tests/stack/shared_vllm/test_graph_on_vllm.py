@@ -1,0 +1,69 @@
+"""Facts of a graph through the whole stack: under dependency attention, and in full if an answer is to be exact."""
+
+import pytest
+from stacks import until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+FAMILY = {
+    "albert": "Albert Grant founded Acme Company. Albert Grant visited Vienna.",
+    "bertha": "Bertha Grant married Albert Grant. Bertha Grant bought Acme Company.",
+    "conrad": "Conrad Miller joined Acme Company. Conrad Miller visited Vienna.",
+}
+QUESTION = {
+    "query": "Who founded Acme Company, and who visited Vienna?",
+    "collection": "family",
+    "mode": "local",
+    "top_k": 1,
+    "max_tokens": 12,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def family(vllm_stack):
+    vllm_stack.ingest("family", FAMILY)
+    with vllm_stack.client() as client:
+
+        def is_read() -> bool:
+            seen = client.get("/v1/collections/family/graph")
+            return seen.status_code == 200 and seen.json()["unread_chunks"] == 0
+
+        until(is_read)
+    return vllm_stack
+
+
+def test_facts_are_computed_once_and_attended_to_within_trees(family):
+    first = family.query(**QUESTION).json()
+    assert len(first["graph"]["paths"]) > 2
+    assert (first["facts_attention"], first["facts_fallback"]) == ("dependency", None)
+    again = family.query(**QUESTION).json()
+    assert again["output_text"] == first["output_text"]
+    assert again["facts_attention"] == "dependency"
+    details = again["usage"]["prompt_tokens_details"]
+    assert details["composed_tokens"] > 20
+    assert again["reuse"] == "composed"
+    assert family.metric('ragtree_facts_prompts_total{attention="dependency"}') >= 2
+
+
+def test_an_exact_answer_has_every_path_in_full(family):
+    in_trees = family.query(**QUESTION).json()
+    reply = family.query(**QUESTION, reuse="exact").json()
+    assert (reply["facts_attention"], reply["facts_fallback"]) == ("self", None)
+    assert reply["graph"]["paths"] == in_trees["graph"]["paths"]
+    assert reply["usage"]["prompt_tokens"] > in_trees["usage"]["prompt_tokens"]
+
+
+def test_other_answers_have_no_facts(family):
+    reply = family.query(**{**QUESTION, "mode": "naive"}).json()
+    assert (reply["facts_attention"], reply["facts_fallback"]) == (None, None)
+
+
+def test_a_deletion_takes_the_facts_and_their_kv_along(family):
+    family.query(**QUESTION)
+    with family.client() as client:
+        assert client.delete("/v1/collections/family/documents/bertha").status_code == 200
+    reply = family.query(**QUESTION).json()
+    assert "Bertha Grant" not in str(reply["graph"])
+    assert reply["usage"]["prompt_tokens_details"]["composed_tokens"] == 0
+    family.ingest("family", FAMILY)
