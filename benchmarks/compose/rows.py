@@ -1,7 +1,6 @@
 """Rows of results: quality of composed answers, compared with those of full prefills."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
@@ -9,15 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.compose.tasks import Asked
+from benchmarks.measuring.agreement import agreement
 from benchmarks.measuring.engines import Generation
 from benchmarks.measuring.statistics import grouped_bootstrap_interval
-from protocol.generation import TokenLogprob
 
 FULL = "full"
 """The method that composes nothing: a full prefill, done a second time."""
-
-_LEAST_PROBABILITY = 1e-6
-"""Of a token that is not among the alternatives."""
 
 
 class Way(NamedTuple):
@@ -88,7 +84,7 @@ def row_of(model: str, name: str, way: Way, answered: Sequence[Answered]) -> Com
     differences = [[mine - its for mine, its in zip(*group, strict=True)] for group in zip(scores, right, strict=True)]
     came = [answer for one in answered for answer in one.came]
     full = [answer for one in answered for answer in one.full]
-    places = [_compared(exact.logprobs, one.logprobs) for exact, one in zip(full, came, strict=True)]
+    places = [agreement(exact.logprobs, one.logprobs) for exact, one in zip(full, came, strict=True)]
     agreed, divergences = sum(place.agreed for place in places), [kl for place in places for kl in place.divergences]
     reused = sum(one.prefill.composed_tokens for one in came)
     recomputed = sum(one.prefill.recomputed_tokens for one in came)
@@ -110,30 +106,3 @@ def row_of(model: str, name: str, way: Way, answered: Sequence[Answered]) -> Com
 
 def _scores(asked: Sequence[Asked], answers: Sequence[Generation]) -> list[float]:
     return [one.score(one.opening + answer.text, one.answers) for one, answer in zip(asked, answers, strict=True)]
-
-
-class _Compared(NamedTuple):
-    """How many places of two answers have the same token, and the divergence at each place that was compared."""
-
-    agreed: int
-    divergences: list[float]
-
-
-def _compared(full: Sequence[TokenLogprob], other: Sequence[TokenLogprob]) -> _Compared:
-    """Compare answers up to the first token that differs: behind it, they continue different texts."""
-    agreed, divergences = 0, []
-    for exact, found in zip(full, other, strict=False):
-        divergences.append(_divergence(exact.alternatives, found.alternatives))
-        if exact.token_id != found.token_id:
-            break
-        agreed += 1
-    return _Compared(agreed, divergences)
-
-
-def _divergence(full: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """KL of two distributions, by the logarithms of likely tokens' probabilities; all other tokens count as one."""
-    least = math.log(_LEAST_PROBABILITY)
-    pairs = [(logprob, max(least, other.get(token, least))) for token, logprob in full.items()]
-    rest = [max(_LEAST_PROBABILITY, 1 - sum(math.exp(pair[side]) for pair in pairs)) for side in (0, 1)]
-    pairs.append((math.log(rest[0]), math.log(rest[1])))
-    return max(0.0, sum(math.exp(own) * (own - its) for own, its in pairs))

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.gate import MOST_QUESTIONS
+from protocol.gate import DEPENDENCY
 from services.cli.bench.common.options import SeedOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
@@ -30,7 +31,10 @@ app = typer.Typer(help="Examine whether composed reuse keeps the configured mode
 def run(
     method: Annotated[
         str | None,
-        typer.Option(help="Selector of what is computed again; by default controller.recompute_method."),
+        typer.Option(
+            help="Selector of what is computed again; by default controller.recompute_method. `dependency`: none, but "
+            "dependency attention over facts of a graph."
+        ),
     ] = None,
     share: Annotated[
         float | None,
@@ -45,21 +49,26 @@ def run(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask questions about codes hidden in the stack's documents, composed and in full, and keep the verdict.
+    """Ask questions about codes hidden in documents, composed and in full, or in facts, and keep the verdict.
 
     A stack uses it from its next start on. The exit code is 0 only if the gate is passed.
     """
     from benchmarks.compose.rows import Way
     from benchmarks.gate.examination import examine, probe_set
+    from benchmarks.gate.fact_examination import FactExamination
     from cachectl.runtime.composing.gate import GateFolder
 
     config = load_config()
     way = Way(
         method or config.controller.recompute_method, config.controller.recompute_share if share is None else share
     )
-    probes = probe_set(_texts(config), questions, seed)
-    with StepBars() as show:
-        report = asyncio.run(examine(config.generator, config.cache_dir, way, probes, show))
+    if method == DEPENDENCY:
+        with StepBars() as show:
+            report = asyncio.run(FactExamination(config.generator, config.cache_dir, show).report(questions, seed))
+    else:
+        probes = probe_set(_texts(config), questions, seed)
+        with StepBars() as show:
+            report = asyncio.run(examine(config.generator, config.cache_dir, way, probes, show))
     GateFolder(config.cache_dir).add(report)
     _show([report], as_json)
     if not report.passed:
