@@ -4,6 +4,8 @@ Each set's documents are stored by a retriever without a graph, in a folder of t
 reads them, so the seconds are the graph's alone. Once the graph is complete, every question is searched in each way, in
 turn. The baselines are dense and hybrid search without a graph.
 
+With an `AttentionBenchmark`, it then measures attention over the paths of these graphs.
+
 Limits: documents are found by their chunks. Where a set does not name its gold passages, they are told by the answer
 (see `benchmarks.graph.sets`).
 """
@@ -19,6 +21,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from benchmarks.graph.attention import AttentionBenchmark, AttentionResult
+from benchmarks.graph.facts import Facts
 from benchmarks.graph.graph_store import GraphStore
 from benchmarks.graph.sets import NO_GOLD, Gold, GraphSet, open_set, set_names
 from benchmarks.measuring.progress import Progress
@@ -26,6 +30,7 @@ from benchmarks.measuring.rankings import mean_capped_recall
 from benchmarks.measuring.searches import Search, ask_in_turn
 from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
+from benchmarks.workloads.datasets import Question
 from protocol.errors import ConfigError
 from protocol.graph import GraphMode
 from protocol.retrieval import SearchKind
@@ -38,6 +43,9 @@ from retriever.settings import GraphSettings, RetrieverSettings
 TOP_DOCUMENTS = 5
 _TOP_CHUNKS = 20
 """Chunks of a search. The first 5 documents are those of its best chunks."""
+
+_MOST_PATHS = 1000
+"""Of a search. As many are used as fit the number of tokens that is measured."""
 
 _SHOW_EVERY_S = 1.0
 
@@ -90,7 +98,8 @@ class GraphResult(msgspec.Struct, frozen=True):
     ``recall_at_5`` is the share of a question's gold documents among the first 5 documents, at most 5 of them, as a
     mean over all questions. ``gold`` says how they are known: the set names them (``given``), or they are the
     question's contexts with one of its answers (``answer``). ``search_ms`` are medians and include embedding the
-    question. ``left_out`` has a reason for each set that cannot be measured.
+    question. ``left_out`` has a reason for each set that cannot be measured. ``facts`` has figures on attention over
+    the graphs' paths, if they were asked for.
     """
 
     recall_at_5: dict[str, ByWay]
@@ -99,32 +108,39 @@ class GraphResult(msgspec.Struct, frozen=True):
     search_ms: dict[str, ByWay]
     index: dict[str, GraphIndex]
     left_out: dict[str, str]
+    facts: AttentionResult | None = None
 
 
 class _Measured(NamedTuple):
     recall: ByWay
     search_ms: ByWay
     graph: GraphIndex
+    facts: list[Facts]
 
 
 class GraphBenchmark:
     """Measures question sets. ``settings`` configure all but the graph.
 
-    ``progress`` is called with (step, done, total).
+    Without ``attention``, it measures searches alone. ``progress`` is called with (step, done, total).
     """
 
-    def __init__(self, settings: RetrieverSettings, progress: Progress) -> None:
+    def __init__(self, settings: RetrieverSettings, attention: AttentionBenchmark | None, progress: Progress) -> None:
         self._settings = settings
+        self._attention = attention
         self._progress = progress
 
-    async def run(self, data: Path, chosen: Sequence[str], questions: int) -> GraphResult:
+    async def run(
+        self, data: Path, chosen: Sequence[str], questions: int, context_tokens: Sequence[int] = ()
+    ) -> GraphResult:
         """Measure the ``chosen`` sets below ``data``, or all, with up to ``questions`` questions each.
 
-        Raises ConfigError for an unknown set and if none can be measured, and what the retriever raises.
+        Attention is measured over paths that take each number of ``context_tokens`` in full. Raises ConfigError for an
+        unknown set and if none can be measured, and what the retriever and the engines raise.
         """
         names, left_out = set_names(data, chosen)
         embedder = build_embedder(self._settings.embedder)
         result = GraphResult({}, {}, {}, {}, {}, left_out)
+        facts: dict[str, list[Facts]] = {}
         for name in names:
             graph_set = open_set(data, name)
             if graph_set is None:
@@ -136,10 +152,13 @@ class GraphBenchmark:
             result.gold[name] = graph_set.gold
             result.search_ms[name] = measured.search_ms
             result.index[name] = measured.graph
+            facts[name] = measured.facts
         if not result.index:
             reasons = ", ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise ConfigError(f"no set at {data} can be measured ({reasons or 'there is none'})", "set")
-        return result
+        if self._attention is None:
+            return result
+        return msgspec.structs.replace(result, facts=await self._attention.run(facts, context_tokens))
 
     async def _measure(self, graph_set: GraphSet, questions: int, embedder: Embedder) -> _Measured:
         show = partial(self._show, graph_set.name)
@@ -158,6 +177,7 @@ class GraphBenchmark:
                     name: partial(_search, retriever, graph_set, way) for name, way in WAYS.items()
                 }
                 answers = await ask_in_turn(asked, searches, show)
+                facts = await self._facts(retriever, graph_set, asked, show)
             finally:
                 await retriever.close()
         gold = [question.gold_doc_ids for question in asked]
@@ -165,7 +185,23 @@ class GraphBenchmark:
             _by_way({name: mean_capped_recall(gold, answer.found, TOP_DOCUMENTS) for name, answer in answers.items()}),
             _by_way({name: percentile(answer.times_ms, 50) for name, answer in answers.items()}),
             index,
+            facts,
         )
+
+    async def _facts(
+        self, retriever: Retriever, graph_set: GraphSet, asked: Sequence[Question], show: Progress
+    ) -> list[Facts]:
+        """The questions with the paths of the graph that a search returns for them."""
+        found: list[Facts] = []
+        if self._attention is None:
+            return found
+        for number, question in enumerate(asked):
+            show("finding paths", number, len(asked))
+            last = await search_corpus(retriever, graph_set, question.question, 1, mode=GraphMode.LOCAL)
+            paths = last.graph.paths if last.graph is not None else ()
+            found.append(Facts(question.question, question.answers, paths))
+        show("finding paths", len(asked), len(asked))
+        return found
 
     async def _store(self, graph_set: GraphSet, folder: Path, embedder: Embedder, show: Progress) -> None:
         retriever = build_retriever(self._with_graph("none"), folder, embedder)
@@ -176,7 +212,7 @@ class GraphBenchmark:
             await retriever.close()
 
     def _with_graph(self, kind: Literal["none", "rules"]) -> RetrieverSettings:
-        return self._settings.model_copy(update={"graph": GraphSettings(kind=kind)})
+        return self._settings.model_copy(update={"graph": GraphSettings(kind=kind, paths=_MOST_PATHS)})
 
     def _show(self, name: str, step: str, done: int, total: int) -> None:
         self._progress(f"{step}, {name}", done, total)

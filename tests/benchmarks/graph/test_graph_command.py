@@ -25,7 +25,8 @@ def bench(data, *options: str) -> str:
 
 def test_every_set_with_known_passages_is_measured_in_every_way(tmp_path):
     result = json.loads(bench(write_family(tmp_path), "--json"))
-    assert list(result) == ["recall_at_5", "questions", "gold", "search_ms", "index", "left_out"]
+    assert list(result) == ["recall_at_5", "questions", "gold", "search_ms", "index", "left_out", "facts"]
+    assert result["facts"] is None
     assert result["gold"] == {"given": "given", "told": "answer"}
     assert result["questions"] == {"given": 3, "told": 3}
     assert result["left_out"] == {

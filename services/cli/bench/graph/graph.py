@@ -3,6 +3,10 @@
 Measures recall@5 of documents and search time of dense and hybrid search, which are the baselines, and of modes mix
 (``graph``), local and global; and size and reading time of the graph.
 
+With ``--context-tokens``, it also measures attention over the paths of these graphs: time to first token and throughput
+of self-attention over all paths, of dependency attention over their trees, and of plain vLLM, and what becomes of the
+answers.
+
 Limits: sets with documents and with questions whose passages are known, in English. Where a set does not name them, a
 passage counts as gold if it is among the question's own contexts and contains one of its answers.
 """
@@ -34,15 +38,25 @@ def graph(
         typer.Option("--set", help="Question set: a folder below --data. Can be given several times; by default all."),
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="Most questions per set, at equal distances in it.")] = 300,
+    context_tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=100,
+            help="Also measure attention over so many tokens of paths, with real engines. Can be given several times.",
+        ),
+    ] = None,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
     """Compare searches with a graph with dense and hybrid search, and measure the graph."""
+    from benchmarks.graph.attention import AttentionBenchmark
     from benchmarks.graph.benchmark import GraphBenchmark
 
+    config = load_config()
     with StepBars() as show:
-        benchmark = GraphBenchmark(load_config().retriever, show)
-        result = asyncio.run(benchmark.run(data, chosen or (), questions))
+        attention = AttentionBenchmark.over(config.generator, config.cache_dir, show) if context_tokens else None
+        benchmark = GraphBenchmark(config.retriever, attention, show)
+        result = asyncio.run(benchmark.run(data, chosen or (), questions, context_tokens or ()))
     if as_json:
         print_json(result)
         return

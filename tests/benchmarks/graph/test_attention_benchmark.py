@@ -1,0 +1,58 @@
+"""Attention over facts, measured on real engines with a tiny model."""
+
+import random
+
+import pytest
+from tiny_models import llama, make_tiny_model
+
+from benchmarks.graph.attention import WAYS, AttentionBenchmark
+from benchmarks.graph.facts import Facts
+from generator.settings import GeneratorSettings, KvSettings
+from protocol.errors import ConfigError
+from protocol.graph import Path, Source
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(150)]
+
+SOURCE = Source("a document", 0)
+
+
+def facts(question: int) -> Facts:
+    """Two of five roots, each with the same paths in every question."""
+    draws = random.Random(question)
+    paths = [
+        Path((f"r{root}", f"m{root}{middle}", f"l{leaf}"), ("-to->", "-on->"), (SOURCE, SOURCE), 0.5)
+        for root in draws.sample(range(5), 2)
+        for middle in range(2)
+        for leaf in range(3)
+    ]
+    return Facts(f"What is {question}?", ["x"], paths)
+
+
+async def test_ways_are_compared_over_the_same_facts(tmp_path):
+    settings = GeneratorSettings(
+        model=str(make_tiny_model(tmp_path / "model", llama())),
+        max_model_len=1024,
+        dtype="float32",
+        system_prompt="Answer.",
+        preamble="",
+        kv=KvSettings(host_gib=0.1, host_dir=tmp_path),
+        engine_args={"num_gpu_blocks_override": 400},
+    )
+    benchmark = AttentionBenchmark.over(settings, tmp_path, lambda *_: None)
+    with pytest.raises(ConfigError, match="so many tokens of facts"):
+        await benchmark.run({"made up": [facts(1)]}, [200])
+    result = await benchmark.run({"made up": [facts(number) for number in range(12)]}, [200])
+    (row,) = result.attention
+    assert (row.set, row.prompts) == ("made up", 4)
+    assert row.ttft_ms.keys() == result.throughput.keys() == set(WAYS)
+    assert min(row.ttft_ms.values()) > 0
+    assert row.tree_tokens < row.context_tokens <= 200
+    # Each root was asked about before.
+    assert row.hit_share > 0.5
+    assert 0.5 < row.redundant_share < 1
+    assert result.throughput_ratio["dependency_cached"] == 1
+    quality = {one.way: one for one in result.quality}
+    assert quality["self again"].first_token_agreement == 1
+    assert quality["self again"].kl < 1e-5 < quality["depth"].kl
+    assert quality["depth"].kl == pytest.approx(quality["depth, reused"].kl, abs=1e-4)
+    assert {one.questions for one in result.quality} == {4}
