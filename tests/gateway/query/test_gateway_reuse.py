@@ -5,7 +5,11 @@ from gateway_fakes import MODEL, Stack
 from gateway_requests import bearer, by_label
 
 from gateway.settings import ApiKey
-from protocol.plans import Fallback, Recompute, Reuse
+from gateway.wire.reuse import facts_attention, facts_fallback
+from protocol.dependency import Branch, DependencyTrees
+from protocol.generation import PrefillResult
+from protocol.plans import Fallback, PrefillPlan, Recompute, Reuse
+from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 ASKED = {"query": "What is the capital?", "top_k": 3}
@@ -96,3 +100,26 @@ async def test_a_prompt_that_deviates_too_much_is_told_from_a_failure(served):
     served.stack.generator.deviation = 0.4
     reply = (await served.client.post("/query", json=ASKED)).json()
     assert reply["fallback"] == "deviation"
+
+
+TREES = DependencyTrees(1, 1, (Branch(1, -1),))
+
+
+def plan(paths: tuple[int, ...] = (0,), trees: DependencyTrees | None = None, why: Fallback | None = None):
+    return PrefillPlan("query", "engine", "tenant", Prompt((), paths=paths), trees=trees, tree_fallback=why)
+
+
+@pytest.mark.parametrize(
+    ("planned", "in_trees", "attention", "fallback"),
+    [
+        (plan(()), False, None, None),
+        (plan(), False, "self", None),
+        (plan(why=Fallback.GATE), False, "self", Fallback.GATE),
+        (plan(trees=TREES), True, "dependency", None),
+        (plan(trees=TREES), False, "self", Fallback.FAILED),
+    ],
+)
+def test_a_prefill_says_how_it_attended_to_facts(planned, in_trees, attention, fallback):
+    prefill = PrefillResult(10, 0, 1.0, in_trees=in_trees)
+    assert facts_attention(planned, prefill) == attention
+    assert facts_fallback(planned, prefill) == fallback
