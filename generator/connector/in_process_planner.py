@@ -99,8 +99,6 @@ class PlanningConnector(RagtreeConnector):
             except Exception:
                 log.exception("no_planner", consequence="requests are served without the knowledge tree")
         self._lost += report.lost
-        for unwritten in report.carried_out.values():
-            self._lost += unwritten
         for name in report.prefilled:
             self._notify("prefilled", name, self._lost)
             self._lost = []

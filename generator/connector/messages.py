@@ -112,7 +112,8 @@ class EngineReport(msgspec.Struct, frozen=True):
 
     ``prefilled`` is keyed by request name. ``carried_out`` lists plans and other messages all of whose moves are done,
     by name, each with the copies that it should have made and did not. ``refused`` names those of them whose documents
-    could not be deleted. ``lost`` are missing copies of any other node. ``held`` answers inquiries, by name.
+    could not be deleted. ``lost`` are missing copies as soon as they are known, those included. ``held`` answers
+    inquiries, by name.
     """
 
     prefilled: dict[str, Prefilled] = {}

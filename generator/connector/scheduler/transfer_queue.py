@@ -121,11 +121,10 @@ class TransferQueue:
             self._open[name].whole = True
 
     def forget_message(self, name: str) -> None:
-        """Report nothing about a plan that ended without its first token. What it could not copy is lost."""
+        """Report nothing about a plan that ended without its first token."""
         message = self._open.get(name)
         if message is not None and not message.whole:
             del self._open[name]
-            self._lost.add_all(message.lost)
 
     def writes_any(self, copies: set[tuple[str, Tier | None]]) -> bool:
         """Whether one of these copies, given as key and tier, is being written. If that takes too long, it is not."""
@@ -146,7 +145,11 @@ class TransferQueue:
         return queued, purges
 
     def transferred(self, number: int, done: bool) -> None:
-        """Record the end of a transfer. If it failed, its copy is lost."""
+        """Record the end of a transfer. If it failed, its copy is lost.
+
+        It is lost at once, not only when its message is carried out. That may be long after a plan's last step, when
+        nobody waits for it any more: the controller would go on to plan with the copy.
+        """
         transfer, _ = self._under_way.pop(number)
         self._gpu.give_back(transfer.blocks)
         waiting = next((message for message in self._open.values() if number in message.numbers), None)
@@ -154,10 +157,9 @@ class TransferQueue:
             waiting.numbers.discard(number)
         if done or transfer.target is None:
             return
+        self._lost.add(transfer.key, transfer.target)
         if waiting is not None:
             waiting.lost.append(LostCopy(transfer.key, transfer.target))
-        else:
-            self._lost.add(transfer.key, transfer.target)
         if self._ranks > 1:
             # Other ranks may have made their part of the copy.
             self.drop(transfer.key, transfer.target, transfer.pages)

@@ -81,6 +81,8 @@ def test_a_plan_is_carried_out_when_its_moves_and_its_saves_have_ended(queue, lo
     moved = queue.move(move("a", Tier.HOST, Tier.DISK))
     queue.open_message("plan", {moved}, whole=False)
     queue.transferred(moved, done=False)
+    # At once: nobody may wait for the message any more when it is carried out.
+    assert lost.take() == (LostCopy("a", Tier.DISK),)
     # Until its first token, it may save more.
     assert queue.take_carried_out() == ({}, ())
     queue.save("plan", KvNode("k", "n", ("c",), 0, 8), (), Tier.DISK, None)
@@ -119,7 +121,7 @@ def test_a_message_is_carried_out_when_its_last_job_ends(queue, lost):
     queue.transferred(second, done=False)
     assert queue.take_carried_out() == ({"m": (LostCopy("b", Tier.DISK),)}, ())
     assert queue.take_carried_out() == ({}, ())
-    assert lost.take() == ()
+    assert lost.take() == (LostCopy("b", Tier.DISK),)
     assert not queue.busy
 
 
