@@ -2,14 +2,14 @@
 
 from benchmarks.simulation.policies.belady import Belady
 from benchmarks.simulation.policies.hybrid import FrequencyRecency
-from benchmarks.simulation.policies.lacr import LookaheadAware
+from benchmarks.simulation.policies.lacr import LookaheadAware, NormalisedLookaheadAware
 from benchmarks.simulation.policies.lfu import LeastFrequentlyUsed
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.lookahead import Lookahead
 
 _SIMULATED: dict[str, type[ReplacementPolicy]] = {
-    policy.name: policy for policy in (LeastFrequentlyUsed, FrequencyRecency, LookaheadAware)
+    policy.name: policy for policy in (LeastFrequentlyUsed, FrequencyRecency, LookaheadAware, NormalisedLookaheadAware)
 }
 
 

@@ -8,7 +8,7 @@ from benchmarks.simulation.policies import create_simulated_policy
 
 
 class TestSimulatedPolicies(PolicyContract):
-    @pytest.fixture(scope="class", params=["LFU", "HYBRID", "LACR"])
+    @pytest.fixture(scope="class", params=["LFU", "HYBRID", "LACR", "LACR-NORMALISED"])
     def make_policy(self, request):
         return lambda lookahead, _: create_simulated_policy(request.param, lookahead)
 
@@ -84,3 +84,24 @@ def test_lacr_weighs_past_use_by_0_2(uses, victim):
         ask(tree, path)
     wait(tree, "b")
     assert evicted_by(tree, "c") == victim
+
+
+@pytest.mark.parametrize(("uses", "policy", "victim"), [(6, "LACR", "b"), (6, "LACR-NORMALISED", "a")])
+def test_normalised_lacr_never_lets_the_past_outweigh_what_the_queue_needs_next(uses, policy, victim):
+    # a: 0.2 · 6 = 1.2, or 0.2 · 6/6 = 0.2.  b: 0.2 · 1 + 0.8 · 1 = 1.0, or 0.2 · 1/6 + 0.8 = 0.83.
+    tree = tree_of(policy, 2)
+    for path in "a" * uses + "b":
+        ask(tree, path)
+    wait(tree, "b")
+    assert evicted_by(tree, "c") == victim
+
+
+def test_normalised_lacr_divides_by_the_greatest_frequency_so_far():
+    # Priorities are times that frequency. b waits behind d: 0.2 · 1 + 0.8 · 1/2 · F, with F = 1, and 3 once a has 3.
+    tree = tree_of("LACR-NORMALISED", 3)
+    ask(tree, "b")
+    wait(tree, "d", "b")
+    assert priority(tree, "b") == pytest.approx(0.6)
+    for path in "aaa":
+        ask(tree, path)
+    assert [priority(tree, path) for path in "ab"] == pytest.approx([0.6, 1.4])

@@ -493,7 +493,7 @@ def test_result_round_trips_as_json():
 
 
 def test_every_shipped_policy_and_belady_can_be_simulated():
-    assert simulated_policies() == [*policy_names(), "LFU", "HYBRID", "LACR", Belady.name]
+    assert simulated_policies() == [*policy_names(), "LFU", "HYBRID", "LACR", "LACR-NORMALISED", Belady.name]
     result = PolicyBenchmark(DEVICE, Capacities(100, 100), SimulatedService()).run(
         busy(40), simulated_policies(), lambda *_: None
     )
