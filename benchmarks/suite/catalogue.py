@@ -59,6 +59,7 @@ BENCHMARKS = (
     Benchmark("follow-ups", ""),
     # Without options it measures every set that is there.
     Benchmark("graph", "--set dragonball --questions 60", ("dragonball",)),
+    Benchmark("graph-policies", "--questions 60 --seeds 2", ("dragonball", "rgb")),
     Benchmark("tiers", "--rounds 3"),
     Benchmark("compose", "--questions 12 --shares 0.2 --rounds 3", _SQUAD),
     Benchmark("exactness", "--prompts 60 --control 20", _SQUAD),

@@ -82,6 +82,17 @@ KEY_FIGURES = {
         Figure("documents a minute read into the graph, {}", "index.*.documents_per_minute"),
         Figure("bytes of the graph in the store, {}", "index.*.bytes"),
     ),
+    "graph-policies": (
+        Figure(
+            "hit tokens, FORESIGHT over LRU, {} waiting",
+            "means[waiting].token_hit_rate.FORESIGHT",
+            "x",
+            over="means[waiting].token_hit_rate.LRU",
+        ),
+        Figure("hit tokens, LACR over {}, {} waiting", "means[waiting].lacr_over.*", "x"),
+        Figure("hit tokens, {}, {} waiting", "means[waiting].token_hit_rate.*", "%"),
+        Figure("hit tokens by order, {}, {} waiting, {}", "order_means[policy,waiting].token_hit_rate.*", "%"),
+    ),
     "tiers": (
         Figure("TTFT, KV in GPU over vLLM's own prefix cache", "gpu_over_floor", "x"),
         Figure("TTFT, KV in host memory over vLLM's own prefix cache", "host_over_floor", "x"),

@@ -9,6 +9,7 @@ from services.cli.bench.controller import controller
 from services.cli.bench.exactness import exactness
 from services.cli.bench.follow_ups import follow_ups
 from services.cli.bench.graph.graph import graph
+from services.cli.bench.graph.graph_policies import graph_policies
 from services.cli.bench.ingestion import ingestion
 from services.cli.bench.orders import orders
 from services.cli.bench.overhead import overhead
@@ -42,6 +43,7 @@ for command in (
     ingestion,
     follow_ups,
     graph,
+    graph_policies,
     retrieval,
     speculation,
     policies,

@@ -12,6 +12,7 @@ from benchmarks.controller.benchmark import ControllerResult
 from benchmarks.exactness import ExactnessResult
 from benchmarks.follow_ups.benchmark import FollowUpResult
 from benchmarks.graph.benchmark import GraphResult
+from benchmarks.graph.policies.rows import GraphPoliciesResult
 from benchmarks.ingestion import IngestionResult
 from benchmarks.orders import OrdersResult
 from benchmarks.overhead import OverheadResult
@@ -47,6 +48,7 @@ RESULTS = {
     "ingestion": IngestionResult,
     "follow-ups": FollowUpResult,
     "graph": GraphResult,
+    "graph-policies": GraphPoliciesResult,
     "tiers": TiersResult,
     "compose": ComposeResult,
     "exactness": ExactnessResult,

@@ -1,0 +1,1 @@
+"""Replacement policies and request orders for the KV of graphs' facts, in a simulation."""
