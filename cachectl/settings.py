@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cachectl.policies import policy_names
 from cachectl.scheduling.queue import SLACK, WINDOW
-from protocol.dependency import GraphAttention
+from protocol.dependency import GraphAttention, TreePositions
 from protocol.plans import Reuse
 
 MOST_SHARDS = 64
@@ -82,6 +82,11 @@ class ControllerSettings(BaseModel):
         GraphAttention.AUTO,
         description="How prompts attend to facts of a graph: self, to every path in full; dependency, within trees, "
         "which have what paths begin with alike once; auto, dependency where that has passed its gate.",
+    )
+    graph_positions: TreePositions = Field(
+        TreePositions.DEPTH,
+        description="Which positions facts in trees have: depth, as if each path stood alone, so their KV is exact in "
+        "every prompt; preorder, those of their places, so KV of another prompt is moved.",
     )
     max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from protocol.dependency import TreePositions
+
 SELECTION = 4
 """The version of what decides on composed answers: the selectors, what recomputed tokens attend to, and the text around
 documents in prompts.
@@ -11,7 +13,12 @@ A report of an earlier one says nothing about this one.
 
 
 DEPENDENCY = "dependency"
-"""The method of reports on dependency attention over facts, which computes nothing again."""
+"""How methods of reports on dependency attention over facts begin. They compute nothing again."""
+
+
+def dependency_method(positions: TreePositions) -> str:
+    """The method of reports on dependency attention with these positions."""
+    return f"{DEPENDENCY}-{positions.value}"
 
 
 class GateTask(msgspec.Struct, frozen=True):

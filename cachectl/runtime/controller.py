@@ -151,7 +151,12 @@ class Controller:
             gate,
             composable=composing is not None and settings.recompute_method in composing.methods,
         )
-        trees = TreeRule(settings.graph_attention, gate, possible=composing is not None and not composing.no_trees)
+        trees = TreeRule(
+            settings.graph_attention,
+            settings.graph_positions,
+            gate,
+            possible=composing is not None and not composing.no_trees,
+        )
         self._requests = RequestReader(
             self._tree,
             self._namespaces,

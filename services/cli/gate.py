@@ -64,7 +64,9 @@ def run(
     )
     if method == DEPENDENCY:
         with StepBars() as show:
-            report = asyncio.run(FactExamination(config.generator, config.cache_dir, show).report(questions, seed))
+            positions = config.controller.graph_positions
+            examination = FactExamination(config.generator, config.cache_dir, positions, show)
+            report = asyncio.run(examination.report(questions, seed))
     else:
         probes = probe_set(_texts(config), questions, seed)
         with StepBars() as show:

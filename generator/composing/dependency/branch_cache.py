@@ -7,16 +7,20 @@ from typing import NamedTuple
 
 import torch
 
-from protocol.dependency import Branch
+from protocol.dependency import Branch, TreePositions
 
 Tokens = tuple[int, ...]
 
 
 class Front(NamedTuple):
-    """What stands in front of trees: the tokens that their branches attend to, in a namespace."""
+    """What stands in front of trees: the tokens that their branches attend to, in a namespace.
+
+    Branches at other kinds of ``positions`` have other KV: their ancestors are at other distances.
+    """
 
     namespace: str
     token_ids: Tokens
+    positions: TreePositions = TreePositions.DEPTH
 
 
 class BranchKv(NamedTuple):

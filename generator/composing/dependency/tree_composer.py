@@ -71,7 +71,7 @@ class TreeComposer:
             yield None
         forest = Forest(task.trees)
         ids = task.token_ids.tolist()
-        front = Front(task.namespace, tuple(ids[: forest.front]))
+        front = Front(task.namespace, tuple(ids[: forest.front]), task.trees.positions)
         token_ids = [tuple(ids[run.start : run.end]) for run in forest.runs]
         found = self._found(task, forest, front, token_ids)
         hits = [place for place, kv in enumerate(found) if kv is not None]

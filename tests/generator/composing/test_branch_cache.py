@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from generator.composing.dependency.branch_cache import BranchCache, BranchKv, Front
-from protocol.dependency import Branch
+from protocol.dependency import Branch, TreePositions
 
 FRONT = Front("tenant", (1, 2, 3))
 BRANCHES = (Branch(1, -1), Branch(1, 0), Branch(1, 1), Branch(1, -1))
@@ -37,7 +37,14 @@ def test_branches_are_found_behind_their_ancestors_alone():
     assert found(cache, branches=(Branch(1, -1), Branch(1, -1), Branch(1, 1), Branch(1, -1))) == [0, None, None, 3]
 
 
-@pytest.mark.parametrize("front", [Front("another tenant", (1, 2, 3)), Front("tenant", (1, 2))])
+@pytest.mark.parametrize(
+    "front",
+    [
+        Front("another tenant", (1, 2, 3)),
+        Front("tenant", (1, 2)),
+        Front("tenant", (1, 2, 3), TreePositions.PREORDER),
+    ],
+)
 def test_another_front_has_none(front):
     assert found(filled(), front) == [None] * 4
 
