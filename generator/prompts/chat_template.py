@@ -33,6 +33,11 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template of {folder} does not compile: {error}", "generator.model") from error
 
+    @property
+    def end(self) -> str:
+        """The control token that ends an answer; empty if the folder names none."""
+        return self._variables["eos_token"]
+
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation as text, up to the start of the model's answer.
 

@@ -59,3 +59,10 @@ def test_a_chat_template_cannot_leave_its_sandbox(tmp_path):
     layout = SegmentLayout(ModelTokenizer(make_model_folder(tmp_path, escape)), "Answer.", 1000)
     with pytest.raises(InvalidRequest):
         layout.lay_out([user("Why?")], [], 1)
+
+
+def test_the_token_that_ends_an_answer_is_the_folders(tmp_path):
+    folder = make_model_folder(tmp_path)
+    assert ChatTemplate(folder).end == "<|end|>"
+    (folder / "tokenizer_config.json").unlink()
+    assert ChatTemplate(folder).end == ""
