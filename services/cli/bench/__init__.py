@@ -8,6 +8,7 @@ from services.cli.bench.compose import compose
 from services.cli.bench.controller import controller
 from services.cli.bench.exactness import exactness
 from services.cli.bench.follow_ups import follow_ups
+from services.cli.bench.graph.fine_tuning import fine_tuning
 from services.cli.bench.graph.graph import graph
 from services.cli.bench.graph.graph_policies import graph_policies
 from services.cli.bench.ingestion import ingestion
@@ -52,6 +53,7 @@ for command in (
     exactness,
     compose,
     auxiliary,
+    fine_tuning,
     tiers,
     replay,
     reorder,

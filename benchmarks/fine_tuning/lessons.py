@@ -1,0 +1,56 @@
+"""Lays questions over facts out as exercises, as serving lays out a query."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from benchmarks.compose.tasks import Asked
+from benchmarks.gate.fact_probes import FactTask
+from generator.composing.dependency.fine_tuning.exercise import Exercise, LaidOut, exercises
+from generator.prompts.layout import SegmentLayout
+from generator.prompts.tokenizer import ModelTokenizer
+from protocol.dependency import TreePositions
+from protocol.errors import ConfigError
+from protocol.graph import Path
+from protocol.prompts import ChatMessage, Prompt, Segment
+
+
+class Lessons:
+    """Makes exercises with a model's ``tokenizer`` and the prompts of a ``layout``; trees have these ``positions``."""
+
+    def __init__(self, tokenizer: ModelTokenizer, layout: SegmentLayout, positions: TreePositions) -> None:
+        self._tokenizer = tokenizer
+        self._layout = layout
+        self._positions = positions
+        self._end = tokenizer.encode_template(tokenizer.chat_template.end)
+
+    def exercises(self, tasks: Sequence[FactTask]) -> list[Exercise]:
+        """The tasks as exercises. As in serving, facts take up to a quarter of the room, and the rest is left out.
+
+        Raises ConfigError if there is no room for any of a question's facts, and QuestionTooLong.
+        """
+        return exercises(self._laid_out(tasks), self._positions)
+
+    def _laid_out(self, tasks: Sequence[FactTask]) -> Iterator[LaidOut]:
+        for task in tasks:
+            for asked in task.asked:
+                yield self._one(asked, task.paths)
+
+    def _one(self, asked: Asked, paths: Sequence[Path]) -> LaidOut:
+        opening = self._tokenizer.encode(asked.opening)
+        # Behind an opening, a word begins with its space.
+        space = " " if asked.opening and not asked.opening[-1].isspace() else ""
+        # With its end, so that the model goes on to end its answers.
+        answer = self._tokenizer.encode(f"{space}{asked.answers[0]}") + self._end
+        room = len(opening) + len(answer)
+        prompt = self._layout.lay_out([ChatMessage("user", asked.question)], [], room, paths=paths)
+        if prompt.facts is None:
+            raise ConfigError(f"the model's context has no room for the facts of {asked.question!r}", "questions")
+        return LaidOut(_opened(prompt, opening), answer)
+
+
+def _opened(prompt: Prompt, opening: tuple[int, ...]) -> Prompt:
+    """The prompt of a question whose answer has begun."""
+    *front, question = prompt.segments
+    begun = Segment(question.kind, question.key, question.token_ids + opening)
+    return msgspec.structs.replace(prompt, segments=(*front, begun))
