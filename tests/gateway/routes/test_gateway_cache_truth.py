@@ -33,7 +33,7 @@ async def test_cached_tokens_by_tier_and_document_hits(served):
     answer = await served.client.post("/query", json=ASKED | {"stream": True})
     (resolved,) = [block for block in answer.text.split("\n\n") if block.startswith("event: cache.resolved")]
     assert '"prompt_tokens":15,"cached_tokens":8,"composed_tokens":0,"recomputed_tokens":0' in resolved
-    assert '"reuse":"exact","fallback":null,"hit_docs":2' in resolved
+    assert '"reuse":"exact","fallback":null,"facts_attention":null,"facts_fallback":null,"hit_docs":2' in resolved
     assert '"tiers":{"gpu":2,"host":3,"disk":3}' in resolved
     reply = (await served.client.post("/query", json=ASKED)).json()
     assert reply["usage"]["prompt_tokens_details"] == {
