@@ -160,8 +160,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
     reuse: ReuseClass
     fallback: Fallback | None
-    facts_attention: FactsAttention | None
-    facts_fallback: Fallback | None
+    facts_attention: FactsAttention | None = None
+    facts_fallback: Fallback | None = None
     partial: bool = False
     missing_shards: tuple[str, ...] = ()
     reranking: Reranking | None = None
