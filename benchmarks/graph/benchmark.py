@@ -21,9 +21,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from benchmarks.graph.attention import AttentionBenchmark, AttentionResult
+from benchmarks.graph.attention import AttentionBenchmark, AttentionRow
 from benchmarks.graph.facts import Facts
 from benchmarks.graph.graph_store import GraphStore
+from benchmarks.graph.quality import QualityRow
 from benchmarks.graph.sets import NO_GOLD, Gold, GraphSet, open_set, set_names
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.rankings import mean_capped_recall
@@ -98,8 +99,8 @@ class GraphResult(msgspec.Struct, frozen=True):
     ``recall_at_5`` is the share of a question's gold documents among the first 5 documents, at most 5 of them, as a
     mean over all questions. ``gold`` says how they are known: the set names them (``given``), or they are the
     question's contexts with one of its answers (``answer``). ``search_ms`` are medians and include embedding the
-    question. ``left_out`` has a reason for each set that cannot be measured. ``facts`` has figures on attention over
-    the graphs' paths, if they were asked for.
+    question. ``left_out`` has a reason for each set that cannot be measured. The others are those of an
+    `AttentionResult`, empty if attention was not measured.
     """
 
     recall_at_5: dict[str, ByWay]
@@ -108,7 +109,11 @@ class GraphResult(msgspec.Struct, frozen=True):
     search_ms: dict[str, ByWay]
     index: dict[str, GraphIndex]
     left_out: dict[str, str]
-    facts: AttentionResult | None = None
+    attention: list[AttentionRow] = []
+    ttft_ratio: dict[str, float] = {}
+    throughput: dict[str, float] = {}
+    throughput_ratio: dict[str, float] = {}
+    quality: list[QualityRow] = []
 
 
 class _Measured(NamedTuple):
@@ -158,7 +163,8 @@ class GraphBenchmark:
             raise ConfigError(f"no set at {data} can be measured ({reasons or 'there is none'})", "set")
         if self._attention is None:
             return result
-        return msgspec.structs.replace(result, facts=await self._attention.run(facts, context_tokens))
+        over_paths = await self._attention.run(facts, context_tokens)
+        return msgspec.structs.replace(result, **msgspec.structs.asdict(over_paths))
 
     async def _measure(self, graph_set: GraphSet, questions: int, embedder: Embedder) -> _Measured:
         show = partial(self._show, graph_set.name)

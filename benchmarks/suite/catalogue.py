@@ -58,7 +58,7 @@ BENCHMARKS = (
     Benchmark("ingestion", "--one-in 80 --rounds 1 --questions 100", _SQUAD),
     Benchmark("follow-ups", ""),
     # Without options it measures every set that is there.
-    Benchmark("graph", "--set dragonball --questions 60", ("dragonball",)),
+    Benchmark("graph", "--set dragonball --questions 60 --context-tokens 1000", ("dragonball",)),
     Benchmark("graph-policies", "--questions 60 --seeds 2", ("dragonball", "rgb")),
     Benchmark("tiers", "--rounds 3"),
     Benchmark("compose", "--questions 12 --shares 0.2 --rounds 3", _SQUAD),

@@ -81,6 +81,8 @@ KEY_FIGURES = {
         Figure("search time, {}, {}, median", "search_ms.*.*", "ms"),
         Figure("documents a minute read into the graph, {}", "index.*.documents_per_minute"),
         Figure("bytes of the graph in the store, {}", "index.*.bytes"),
+        Figure("TTFT over facts, ratio, {}", "ttft_ratio.*", "x"),
+        Figure("throughput over facts, dependency attention over {}", "throughput_ratio.*", "x"),
     ),
     "graph-policies": (
         Figure(

@@ -18,15 +18,19 @@ def hashing(monkeypatch):
 
 
 def bench(data, *options: str) -> str:
-    ran = CliRunner().invoke(app, ["bench", "graph", "--data", str(data), *options], catch_exceptions=False)
+    ran = CliRunner().invoke(
+        app, ["bench", "graph", "--no-attention", "--data", str(data), *options], catch_exceptions=False
+    )
     assert ran.exit_code == 0, ran.output
     return ran.stdout
 
 
 def test_every_set_with_known_passages_is_measured_in_every_way(tmp_path):
     result = json.loads(bench(write_family(tmp_path), "--json"))
-    assert list(result) == ["recall_at_5", "questions", "gold", "search_ms", "index", "left_out", "facts"]
-    assert result["facts"] is None
+    searched = ["recall_at_5", "questions", "gold", "search_ms", "index", "left_out"]
+    attention = ["attention", "ttft_ratio", "throughput", "throughput_ratio", "quality"]
+    assert list(result) == searched + attention
+    assert not any(result[name] for name in attention)
     assert result["gold"] == {"given": "given", "told": "answer"}
     assert result["questions"] == {"given": 3, "told": 3}
     assert result["left_out"] == {

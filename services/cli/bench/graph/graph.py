@@ -3,9 +3,9 @@
 Measures recall@5 of documents and search time of dense and hybrid search, which are the baselines, and of modes mix
 (``graph``), local and global; and size and reading time of the graph.
 
-With ``--context-tokens``, it also measures attention over the paths of these graphs: time to first token and throughput
-of self-attention over all paths, of dependency attention over their trees, and of plain vLLM, and what becomes of the
-answers.
+Unless ``--no-attention`` is given, it also measures attention over the paths of these graphs, with real engines: time
+to first token and throughput of self-attention over all paths, of dependency attention over their trees, and of plain
+vLLM, and what becomes of the answers.
 
 Limits: sets with documents and with questions whose passages are known, in English. Where a set does not name them, a
 passage counts as gold if it is among the question's own contexts and contains one of its answers.
@@ -26,6 +26,8 @@ from services.config import load_config
 if TYPE_CHECKING:
     from benchmarks.graph.benchmark import GraphResult
 
+_CONTEXT_TOKENS = (1000, 2000, 4000)
+
 _GOLD = (
     "gold: the set names the passages (given), or they are those of the question's own contexts that contain one of "
     "its answers as whole words (answer)"
@@ -42,9 +44,12 @@ def graph(
         list[int] | None,
         typer.Option(
             min=100,
-            help="Also measure attention over so many tokens of paths, with real engines. Can be given several times.",
+            help="Tokens of paths in a prompt. Can be given several times; by default 1000, 2000 and 4000.",
         ),
     ] = None,
+    attention: Annotated[
+        bool, typer.Option("--attention/--no-attention", help="Measure attention over paths, with real engines.")
+    ] = True,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,9 +59,9 @@ def graph(
 
     config = load_config()
     with StepBars() as show:
-        attention = AttentionBenchmark.over(config.generator, config.cache_dir, show) if context_tokens else None
-        benchmark = GraphBenchmark(config.retriever, attention, show)
-        result = asyncio.run(benchmark.run(data, chosen or (), questions, context_tokens or ()))
+        over_paths = AttentionBenchmark.over(config.generator, config.cache_dir, show) if attention else None
+        benchmark = GraphBenchmark(config.retriever, over_paths, show)
+        result = asyncio.run(benchmark.run(data, chosen or (), questions, context_tokens or _CONTEXT_TOKENS))
     if as_json:
         print_json(result)
         return
@@ -83,10 +88,35 @@ def _show(result: "GraphResult") -> None:
         results.print(table)
     for name, reason in result.left_out.items():
         results.print(f"{name} is left out: {reason}", highlight=False)
+    if result.attention:
+        _show_attention(result)
+
+
+def _show_attention(result: "GraphResult") -> None:
+    from benchmarks.graph.attention import WAYS
+
+    times = _table("time to first token, ms", "set", "prompts", "tokens of paths", "in trees", "found", *WAYS)
+    times.caption = "found: the share of the trees' tokens whose KV earlier questions had"
+    for row in result.attention:
+        counts = (f"{row.prompts}", f"{row.context_tokens:,.0f}", f"{row.tree_tokens:,.0f}", f"{row.hit_share:.0%}")
+        times.add_row(row.set, *counts, *(f"{row.ttft_ms[way]:,.0f}" for way in WAYS))
+    rates = _table("prompts a second, several at once", "", *WAYS)
+    rates.add_row("rate", *(f"{result.throughput[way]:.2f}" for way in WAYS))
+    rates.add_row("dependency_cached over it", *(f"{result.throughput_ratio.get(way, 1):.2f}" for way in WAYS))
+    answers = _table(
+        "answers beside self-attention", "way", "questions", "first token", "KL", "F1", "self-attention's F1"
+    )
+    for one in result.quality:
+        figures = (f"{one.first_token_agreement:.0%}", f"{one.kl:.3f}", f"{one.f1:.3f}", f"{one.full_f1:.3f}")
+        answers.add_row(one.way, str(one.questions), *figures)
+    for table in (times, rates, answers):
+        results.print(table)
+    for baseline, ratio in result.ttft_ratio.items():
+        results.print(f"TTFT, {baseline}: {ratio:.2f}", highlight=False)
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=None)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("set", "gold") else "right")
+        table.add_column(column, justify="left" if column in ("", "set", "gold", "way") else "right")
     return table
