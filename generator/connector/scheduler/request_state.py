@@ -48,7 +48,8 @@ class RequestState:
     - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
     - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
     - ``reported``: whether the request's prefill has been reported.
-    - ``composed``: how the request was composed, if it was. ``not_composed``: whether that failed.
+    - ``composed``: how the request was composed, if it was. ``composing``: whether that was begun behind the last load.
+      ``not_composed``: whether it failed.
     """
 
     def __init__(self, request: "Request", message: RequestMessage, page_tokens: int) -> None:
@@ -64,6 +65,7 @@ class RequestState:
         self.nodes_kept = False
         self.offer = Offer(0, 0, [])
         self.composed: Composed | None = None
+        self.composing = False
         self.not_composed = False
         self.local = 0
         self.cached = 0

@@ -321,7 +321,10 @@ class SchedulerSide:
             del self._loading[load.request_id]
         else:
             waiting = self._states.get(load.request_id)
-            self._compositions.add(load.request_id, waiting.composition(result.failed) if waiting is not None else None)
+            composition = waiting.composition(result.failed) if waiting is not None else None
+            if waiting is not None:
+                waiting.composing = composition is not None
+            self._compositions.add(load.request_id, composition)
 
     def _composed(self, request_id: str, result: CompositionResult) -> None:
         """Record the end of a composition."""
@@ -329,7 +332,8 @@ class SchedulerSide:
         self._compositions.ended(request_id)
         state = self._states.get(request_id)
         if state is not None:
-            state.not_composed = result.failed
+            # What was given up because its load failed is composed once more, without what is missing.
+            state.not_composed = state.composing and result.failed
         if state is not None and (not result.failed or result.deviation):
             state.composed = Composed(result.reused, result.recomputed, result.deviation)
 
