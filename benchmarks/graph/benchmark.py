@@ -23,6 +23,7 @@ import msgspec
 
 from benchmarks.graph.attention import AttentionBenchmark, AttentionRow
 from benchmarks.graph.facts import Facts
+from benchmarks.graph.found_facts import MOST_PATHS, found_facts
 from benchmarks.graph.graph_store import GraphStore
 from benchmarks.graph.quality import QualityRow
 from benchmarks.graph.sets import NO_GOLD, Gold, GraphSet, open_set, set_names
@@ -31,7 +32,6 @@ from benchmarks.measuring.rankings import mean_capped_recall
 from benchmarks.measuring.searches import Search, ask_in_turn
 from benchmarks.measuring.statistics import percentile
 from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
-from benchmarks.workloads.datasets import Question
 from protocol.errors import ConfigError
 from protocol.graph import GraphMode
 from protocol.retrieval import SearchKind
@@ -44,9 +44,6 @@ from retriever.settings import GraphSettings, RetrieverSettings
 TOP_DOCUMENTS = 5
 _TOP_CHUNKS = 20
 """Chunks of a search. The first 5 documents are those of its best chunks."""
-
-_MOST_PATHS = 1000
-"""Of a search. As many are used as fit the number of tokens that is measured."""
 
 _SHOW_EVERY_S = 1.0
 
@@ -183,7 +180,8 @@ class GraphBenchmark:
                     name: partial(_search, retriever, graph_set, way) for name, way in WAYS.items()
                 }
                 answers = await ask_in_turn(asked, searches, show)
-                facts = await self._facts(retriever, graph_set, asked, show)
+                measures = self._attention is not None
+                facts = await found_facts(retriever, graph_set, asked, show) if measures else []
             finally:
                 await retriever.close()
         gold = [question.gold_doc_ids for question in asked]
@@ -194,21 +192,6 @@ class GraphBenchmark:
             facts,
         )
 
-    async def _facts(
-        self, retriever: Retriever, graph_set: GraphSet, asked: Sequence[Question], show: Progress
-    ) -> list[Facts]:
-        """The questions with the paths of the graph that a search returns for them."""
-        found: list[Facts] = []
-        if self._attention is None:
-            return found
-        for number, question in enumerate(asked):
-            show("finding paths", number, len(asked))
-            last = await search_corpus(retriever, graph_set, question.question, 1, mode=GraphMode.LOCAL)
-            paths = last.graph.paths if last.graph is not None else ()
-            found.append(Facts(question.question, question.answers, paths))
-        show("finding paths", len(asked), len(asked))
-        return found
-
     async def _store(self, graph_set: GraphSet, folder: Path, embedder: Embedder, show: Progress) -> None:
         retriever = build_retriever(self._with_graph("none"), folder, embedder)
         await retriever.start()
@@ -218,7 +201,7 @@ class GraphBenchmark:
             await retriever.close()
 
     def _with_graph(self, kind: Literal["none", "rules"]) -> RetrieverSettings:
-        return self._settings.model_copy(update={"graph": GraphSettings(kind=kind, paths=_MOST_PATHS)})
+        return self._settings.model_copy(update={"graph": GraphSettings(kind=kind, paths=MOST_PATHS)})
 
     def _show(self, name: str, step: str, done: int, total: int) -> None:
         self._progress(f"{step}, {name}", done, total)

@@ -6,19 +6,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.graph.facts import Facts
+from benchmarks.graph.found_facts import MOST_PATHS, found_facts
 from benchmarks.graph.sets import GraphSet
 from benchmarks.measuring.progress import Progress
-from benchmarks.workloads.corpus_store import ingest_corpus, search_corpus
+from benchmarks.workloads.corpus_store import ingest_corpus
 from benchmarks.workloads.datasets import Dataset
 from protocol.errors import ConfigError
-from protocol.graph import GraphMode
 from retriever.build import build_retriever
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
 from retriever.settings import GraphSettings, RetrieverSettings
-
-_MOST_PATHS = 1000
-"""Of a search. As many are used as fit the number of tokens of a prompt."""
 
 
 class FactsReader:
@@ -28,7 +25,7 @@ class FactsReader:
     """
 
     def __init__(self, settings: RetrieverSettings, progress: Progress) -> None:
-        graph = GraphSettings(kind="rules", paths=_MOST_PATHS)
+        graph = GraphSettings(kind="rules", paths=MOST_PATHS)
         self._settings = settings.model_copy(update={"graph": graph})
         self._progress = progress
 
@@ -43,24 +40,16 @@ class FactsReader:
         return {each.name: await self._read(each, questions, embedder) for each in sets}
 
     async def _read(self, graph_set: GraphSet, questions: int, embedder: Embedder) -> list[Facts]:
-        name = graph_set.name
+        show = partial(self._show, graph_set.name)
         with TemporaryDirectory(prefix="ragtree-bench-") as folder:
             retriever = build_retriever(self._settings, Path(folder), embedder)
             await retriever.start()
             try:
-                await ingest_corpus(retriever, graph_set, partial(self._show, name))
-                self._show(name, "reading the graph", 0, 1)
+                await ingest_corpus(retriever, graph_set, show)
+                show("reading the graph", 0, 1)
                 await retriever.wait_for_graph()
-                self._show(name, "reading the graph", 1, 1)
-                found: list[Facts] = []
-                asked = graph_set.evenly(questions)
-                for number, question in enumerate(asked):
-                    self._show(name, "finding paths", number, len(asked))
-                    last = await search_corpus(retriever, graph_set, question.question, 1, mode=GraphMode.LOCAL)
-                    paths = last.graph.paths if last.graph is not None else ()
-                    found.append(Facts(question.question, question.answers, paths))
-                self._show(name, "finding paths", len(asked), len(asked))
-                return found
+                show("reading the graph", 1, 1)
+                return await found_facts(retriever, graph_set, graph_set.evenly(questions), show)
             finally:
                 await retriever.close()
 

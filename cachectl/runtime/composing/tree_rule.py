@@ -23,7 +23,7 @@ class TreeRule:
 
     def applied(self, request: AdmissionRequest) -> AdmissionRequest:
         """The request with the facts of its prompt in trees, if they may be."""
-        if request.prompt.facts is None or not self._asked(request) or self.fallback(request) is not None:
+        if not self._asked(request) or self.fallback(request) is not None:
             return request
         return msgspec.structs.replace(request, prompt=request.prompt.in_trees)
 
@@ -34,11 +34,13 @@ class TreeRule:
 
     def fallback(self, request: AdmissionRequest) -> Fallback | None:
         """Why facts that were to be in trees are told in full; None if they are not, or if there are none."""
-        if request.prompt.facts is None or not self._asked(request):
+        if not self._asked(request):
             return None
         if not self._possible:
             return Fallback.MODEL
         return None if self._passes else Fallback.GATE
 
     def _asked(self, request: AdmissionRequest) -> bool:
-        return self._attention is not GraphAttention.SELF and request.reuse is not Reuse.EXACT
+        """Whether the request has facts that are to stand in trees."""
+        has_facts = request.prompt.facts is not None
+        return has_facts and self._attention is not GraphAttention.SELF and request.reuse is not Reuse.EXACT
