@@ -35,7 +35,7 @@ def places() -> Iterator[Path]:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_answers_stay_right_and_the_peer_serves_again(places):
     model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
     environment = {
@@ -46,9 +46,15 @@ def test_answers_stay_right_and_the_peer_serves_again(places):
         "RAGTREE_GENERATOR__MAX_MODEL_LEN": "1024",
         "RAGTREE_GENERATOR__KV__HOST_DIR": str(places / "host"),
     }
-    size = ["--seconds", "3", "--documents", "12", "--document-tokens", "128", "--kv-tokens", "1024"]
+    # At this rate computing keeps up on two busy cores. Else queries pile up, and the trials of the link wait in the queue.
+    load = ["--rate", "1", "--seconds", "12"]
+    size = ["--documents", "12", "--document-tokens", "128", "--kv-tokens", "1024"]
     ran = subprocess.run(
-        [*COMMAND, "--faults", "lying,killed", *size], env=environment, capture_output=True, text=True, check=False
+        [*COMMAND, "--faults", "lying,killed", *load, *size],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Exception ignored" not in ran.stderr
