@@ -46,7 +46,7 @@ def test_answers_stay_right_and_the_peer_serves_again(places):
         "RAGTREE_GENERATOR__MAX_MODEL_LEN": "1024",
         "RAGTREE_GENERATOR__KV__HOST_DIR": str(places / "host"),
     }
-    # At this rate computing keeps up on two busy cores. Else queries pile up, and the trials of the link wait in the queue.
+    # At this rate computing keeps up on two busy cores. Else queries pile up, and trials of the link wait behind them.
     load = ["--rate", "1", "--seconds", "12"]
     size = ["--documents", "12", "--document-tokens", "128", "--kv-tokens", "1024"]
     ran = subprocess.run(
