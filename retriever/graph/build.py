@@ -4,7 +4,6 @@ import threading
 from typing import NamedTuple
 
 from retriever.embedding.base import Embedder
-from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
 from retriever.graph.graph_searcher import GraphSearcher
@@ -40,7 +39,12 @@ def build_graph(
     """Build the graph around a ``searcher``; None if there is to be none."""
     if settings.kind == "none":
         return None
-    extractor, facts = _rules(), Facts()
+    # spaCy takes two seconds and 100 MiB, which only a graph needs.
+    from retriever.graph.extractors.phrases import Phrases
+    from retriever.graph.extractors.rules import RulesExtractor
+
+    phrases, facts = Phrases(), Facts()
+    extractor = RulesExtractor(phrases)
     reader = SubgraphReader(chunks, facts, settings)
     catalog = GraphCatalog(database, facts, embedder.dimension)
     indexer = GraphIndexer(database, chunks, facts, extractor, embedder, catalog)
@@ -48,12 +52,7 @@ def build_graph(
     viewer = GraphViewer(documents, chunks, facts, GraphOutline(), catalog, extractor.fingerprint)
     return GraphParts(
         RetrieverGraph(catalog, extractor, indexer, thread, viewer),
-        GraphSearcher(database, documents, chunks, facts, searcher, catalog, extractor, embedder, reader),
+        GraphSearcher(
+            database, documents, chunks, facts, searcher, catalog, phrases, extractor.fingerprint, embedder, reader
+        ),
     )
-
-
-def _rules() -> Extractor:
-    # spaCy takes two seconds and 100 MiB, which only a graph needs.
-    from retriever.graph.extractors.rules import RulesExtractor
-
-    return RulesExtractor()

@@ -10,7 +10,7 @@ from protocol.errors import NoGraph
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.embedding.base import Embedder, Vector
-from retriever.graph.extractors.base import Extractor
+from retriever.graph.extractors.base import QuestionReader
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
 from retriever.graph.names import name_key
@@ -38,7 +38,7 @@ _CHECKED_AT_ONCE = 256
 class GraphSearcher:
     """Adds a stage to a search: it ranks chunks by the collection's graph.
 
-    The sets of the search without a graph come first, as provisional ones.
+    The sets of the search without a graph come first, as provisional ones. ``fingerprint`` is that of the extractor.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class GraphSearcher:
         facts: Facts,
         searcher: Searcher,
         catalog: GraphCatalog,
-        extractor: Extractor,
+        questions: QuestionReader,
+        fingerprint: str,
         embedder: Embedder,
         reader: SubgraphReader,
         clock: Callable[[], float] = time.perf_counter,
@@ -60,7 +61,8 @@ class GraphSearcher:
         self._facts = facts
         self._searcher = searcher
         self._catalog = catalog
-        self._extractor = extractor
+        self._questions = questions
+        self._fingerprint = fingerprint
         self._embedder = embedder
         self._reader = reader
         self._clock = clock
@@ -97,7 +99,7 @@ class GraphSearcher:
             graph = self._catalog.get(collection)
             if graph is not None:
                 return graph
-            unread = self._facts.unread_count(transaction, self._extractor.fingerprint, collection)
+            unread = self._facts.unread_count(transaction, self._fingerprint, collection)
         reason = f"{unread} chunks are still to be read" if unread else "no document names an entity"
         raise NoGraph(f"{request.collection!r} has no graph yet: {reason}", param="mode")
 
@@ -141,7 +143,7 @@ class GraphSearcher:
         self, transaction: Transaction, collection: int, question: str, graph: KnowledgeGraph
     ) -> Mapping[int, float]:
         """The entities that the question names: those spelled alike, else the nearest ones."""
-        names = {key: name for name in self._extractor.names_in(question) if (key := name_key(name))}
+        names = {key: name for name in self._questions.names_in(question) if (key := name_key(name))}
         known = self._facts.known(transaction, collection, names)
         seeds = dict.fromkeys(graph.rows_of(known.values()), 1.0)
         others = [name for key, name in names.items() if key not in known]

@@ -25,6 +25,13 @@ class Statement(NamedTuple):
     triplets: tuple[Triplet, ...] = ()
 
 
+class QuestionReader(Protocol):
+    """Reads questions. Thread-safe."""
+
+    def names_in(self, question: str) -> Sequence[str]:
+        """Return the entities that a question names."""
+
+
 class Extractor(Protocol):
     """Reads entities and relations from chunks. Thread-safe."""
 
@@ -34,9 +41,6 @@ class Extractor(Protocol):
 
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
         """Return the statements of each chunk, in the order of its text. Raises Unavailable if a retry may succeed."""
-
-    def names_in(self, question: str) -> Sequence[str]:
-        """Return the entities that a question names."""
 
     def close(self) -> None:
         """End what the extractor has started."""

@@ -4,6 +4,7 @@ import pytest
 
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import GraphSource
+from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import RulesExtractor
 
 TEXT = (
@@ -13,8 +14,13 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def rules() -> RulesExtractor:
-    return RulesExtractor()
+def phrases() -> Phrases:
+    return Phrases()
+
+
+@pytest.fixture(scope="module")
+def rules(phrases) -> RulesExtractor:
+    return RulesExtractor(phrases)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +73,8 @@ def test_a_table_without_full_stops_does_not_fill_the_graph(rules):
     assert max(len(statement.names) for statement in found) <= 64
 
 
-def test_a_question_names_its_entities(rules):
-    names = rules.names_in("Who is the child of the performer of Victim of Romance?")
+def test_a_question_names_its_entities(phrases):
+    names = phrases.names_in("Who is the child of the performer of Victim of Romance?")
     assert "performer" in names
     assert not any(name.lower() in ("who", "the child") for name in names)
 

