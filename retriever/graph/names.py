@@ -10,13 +10,18 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _SEPARATORS = re.compile(r"[\W_]+")
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words of a text without case, accents and punctuation, as names are compared."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(c))
+    return _SEPARATORS.sub(" ", plain).split()
+
+
 def name_key(name: str) -> str:
     """Return what all spellings of a name share: its words without case, accents, punctuation and leading articles.
 
     Empty for a name without a letter or digit, and for one that is too long.
     """
-    plain = "".join(c for c in unicodedata.normalize("NFKD", name).casefold() if not unicodedata.combining(c))
-    words = _SEPARATORS.sub(" ", plain).split()
+    words = words_of(name)
     while len(words) > 1 and words[0] in _ARTICLES:
         words = words[1:]
     key = " ".join(words)
