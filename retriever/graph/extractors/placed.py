@@ -3,21 +3,14 @@
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
-from typing import NamedTuple
 
 import spacy
 from spacy.language import Language
 
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import Statement
-from retriever.graph.named_text import NamedText
+from retriever.graph.name_finder import NameFinder
 from retriever.graph.names import name_key
-
-
-class _Sentence(NamedTuple):
-    start: int
-    end: int
-    words: NamedText
 
 
 def placed(text: str, triplets: Iterable[Triplet]) -> list[Statement]:
@@ -29,12 +22,13 @@ def placed(text: str, triplets: Iterable[Triplet]) -> list[Statement]:
     wanted = dict.fromkeys(triplets)
     if not wanted:
         return []
-    sentences = _sentences(text)
     keys = {end: name_key(end) for triplet in wanted for end in (triplet.head, triplet.tail)}
+    finder = NameFinder(keys.values())
+    sentences = [(*span, finder.found_in(text[slice(*span)])) for span in _sentences(text)]
     stated: dict[tuple[int, int], list[Triplet]] = {}
     for triplet in wanted:
-        ends = keys[triplet.head], keys[triplet.tail]
-        spans = (sentence[:2] for sentence in sentences if sentence.words.has(*ends))
+        ends = {keys[triplet.head], keys[triplet.tail]}
+        spans = ((start, end) for start, end, found in sentences if ends <= found)
         stated.setdefault(next(spans, (0, len(text))), []).append(triplet)
     return [statement_of(start, end, found) for (start, end), found in sorted(stated.items())]
 
@@ -46,9 +40,8 @@ def statement_of(start: int, end: int, triplets: Iterable[Triplet], names: Itera
     return Statement(start, end, tuple(dict.fromkeys([*ends, *names])), once)
 
 
-def _sentences(text: str) -> list[_Sentence]:
-    found = _splitter()(text).sents
-    return [_Sentence(sentence.start_char, sentence.end_char, NamedText(sentence.text)) for sentence in found]
+def _sentences(text: str) -> list[tuple[int, int]]:
+    return [(sentence.start_char, sentence.end_char) for sentence in _splitter()(text).sents]
 
 
 @cache

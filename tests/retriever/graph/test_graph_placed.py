@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import Statement
 from retriever.graph.extractors.placed import placed
-from retriever.graph.named_text import NamedText
+from retriever.graph.name_finder import NameFinder
 from retriever.graph.names import name_key
 
 TEXT = "Marie Curie was born in Warsaw. Dr. Smith met her in Warsaw. Marie Curie loved Warsaw."
@@ -56,23 +56,14 @@ def test_equal_triplets_are_stated_once_and_none_states_nothing():
     assert placed("", []) == []
 
 
-def test_a_text_has_the_names_whose_words_stand_together():
-    text = NamedText("Zoë met Marie, the Curie of Paris_2.")
-    assert text.has(name_key("ZOE"))
-    assert text.has("paris 2", "marie the curie")
-    assert not text.has("marie curie")
-    assert not text.has("zoe", "ari")
-    assert not text.has("")
-
-
 @given(st.text("abAé .\n-", max_size=60), st.lists(_triplets, max_size=8))
 def test_no_triplet_is_lost_and_each_stands_where_its_ends_do(text, triplets):
     statements = placed(text, triplets)
     assert sorted(triplet for statement in statements for triplet in statement.triplets) == sorted(set(triplets))
     assert [statement[:2] for statement in statements] == sorted({statement[:2] for statement in statements})
     for statement in statements:
-        words = NamedText(text[statement.start : statement.end])
+        here = text[statement.start : statement.end]
         for triplet in statement.triplets:
             assert {triplet.head, triplet.tail} <= set(statement.names)
-            whole = (statement.start, statement.end) == (0, len(text))
-            assert whole or words.has(name_key(triplet.head), name_key(triplet.tail))
+            ends = {name_key(triplet.head), name_key(triplet.tail)}
+            assert here == text or NameFinder(ends).found_in(here) == ends
