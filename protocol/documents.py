@@ -81,7 +81,8 @@ class RetrieverStats(msgspec.Struct, frozen=True):
     """Documents by outcome since the start (stored, unchanged, failed), queued documents, and disk space.
 
     ``disk_free_bytes`` of ``disk_bytes`` are free on the store's file system; with several, on the fullest.
-    ``unread_chunks`` are not in the graph of their collection yet; None without graphs.
+    ``unread_chunks`` are not in the graph of their collection yet. ``unreadable_chunks`` could not be read for it. Both
+    are None without graphs.
     """
 
     ingested: dict[str, int]
@@ -89,6 +90,7 @@ class RetrieverStats(msgspec.Struct, frozen=True):
     disk_bytes: int
     disk_free_bytes: int
     unread_chunks: int | None = None
+    unreadable_chunks: int | None = None
 
 
 DEFAULT_COLLECTION = "default"

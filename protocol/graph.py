@@ -164,6 +164,7 @@ class GraphView(msgspec.Struct, frozen=True):
 
     ``entities`` are ordered by depth. ``relations`` are between them. A ``truncated`` view lacks some of what was asked
     for. ``size`` is that of the whole graph, which does not know ``unread_chunks`` chunks of the collection yet.
+    ``unreadable_chunks`` could not be read, so it has nothing of them.
     """
 
     entities: tuple[ViewedEntity, ...]
@@ -171,3 +172,4 @@ class GraphView(msgspec.Struct, frozen=True):
     truncated: bool
     size: GraphSize
     unread_chunks: int
+    unreadable_chunks: int

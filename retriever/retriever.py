@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Concatenate, ParamSpec, TypeVar
 
+from msgspec.structs import replace
+
 from protocol.documents import (
     CollectionInfo,
     DocumentPage,
@@ -252,8 +254,15 @@ class Retriever:
 
     def _stats(self, transaction: Transaction) -> RetrieverStats:
         disk = shutil.disk_usage(self._lifecycle.data_dir)
-        unread = None if self._graph is None else self._graph.viewer.unread_chunks(transaction)
-        return RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free, unread)
+        stats = RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free)
+        if self._graph is None:
+            return stats
+        viewer = self._graph.viewer
+        return replace(
+            stats,
+            unread_chunks=viewer.unread_chunks(transaction),
+            unreadable_chunks=viewer.unreadable_chunks(transaction),
+        )
 
     def _put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         checked_name(collection, "collection")

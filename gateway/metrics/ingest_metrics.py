@@ -11,7 +11,7 @@ from protocol.parts import Retriever
 
 
 class IngestMetrics(PartMetrics[RetrieverStats]):
-    """Ingested and queued documents, the disk they are stored on, and chunks that the graphs do not have yet."""
+    """Ingested and queued documents, the disk they are stored on, and chunks that the graphs do not have."""
 
     def __init__(self, registry: CollectorRegistry, retriever: Retriever, timeout_s: float) -> None:
         super().__init__(registry, retriever.stats, timeout_s)
@@ -40,4 +40,10 @@ class IngestMetrics(PartMetrics[RetrieverStats]):
                 "ragtree_graph_unread_chunks",
                 "Searchable chunks that are not in the graph of their collection yet.",
                 answer.unread_chunks,
+            )
+        if answer.unreadable_chunks is not None:
+            yield GaugeMetricFamily(
+                "ragtree_graph_unreadable_chunks",
+                "Searchable chunks that could not be read, so the graph of their collection has nothing of them.",
+                answer.unreadable_chunks,
             )

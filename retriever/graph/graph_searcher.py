@@ -10,6 +10,7 @@ from protocol.errors import NoGraph
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.embedding.base import Embedder, Vector
+from retriever.graph.empty_graph import no_graph_yet
 from retriever.graph.extractors.base import QuestionReader
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
@@ -100,8 +101,8 @@ class GraphSearcher:
             if graph is not None:
                 return graph
             unread = self._facts.unread_count(transaction, self._fingerprint, collection)
-        reason = f"{unread} chunks are still to be read" if unread else "no document names an entity"
-        raise NoGraph(f"{request.collection!r} has no graph yet: {reason}", param="mode")
+            unreadable = self._facts.unreadable_count(transaction, self._fingerprint, collection)
+        raise NoGraph(no_graph_yet(request.collection, unread, unreadable), param="mode")
 
     def _ranked(
         self, request: SearchRequest, found: CandidateSet, graph: KnowledgeGraph, question: Vector

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from protocol.documents import CollectionInfo
 from protocol.errors import NoGraph, UnknownEntity
 from protocol.graph import GraphRequest, GraphState, GraphView, ViewedEntity, ViewedRelation
+from retriever.graph.empty_graph import no_graph_yet
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.names import name_key
 from retriever.graph.walk import Walk, Walked
@@ -47,9 +48,9 @@ class GraphViewer:
             raise NoGraph(f"{request.collection!r} has no documents", param="collection")
         size = self._outline.size(transaction, collection)
         unread = self._facts.unread_count(transaction, self._fingerprint, collection)
+        unreadable = self._facts.unreadable_count(transaction, self._fingerprint, collection)
         if not size.statements:
-            reason = f"{unread} chunks are still to be read" if unread else "no document names an entity"
-            raise NoGraph(f"{request.collection!r} has no graph yet: {reason}", param="collection")
+            raise NoGraph(no_graph_yet(request.collection, unread, unreadable), param="collection")
         walk = Walk(partial(self._outline.edges, transaction), request.max_nodes, request.max_relations)
         if request.entities:
             walked = walk.from_roots(self._asked_for(transaction, collection, request), request.max_depth)
@@ -63,6 +64,7 @@ class GraphViewer:
             walked.truncated,
             size,
             unread,
+            unreadable,
         )
 
     def with_states(
@@ -74,6 +76,10 @@ class GraphViewer:
     def unread_chunks(self, transaction: Transaction) -> int:
         """Return how many chunks of all collections are not in their graphs yet."""
         return self._outline.unread(transaction, self._fingerprint)
+
+    def unreadable_chunks(self, transaction: Transaction) -> int:
+        """Return how many chunks of all collections could not be read, so their graphs have nothing of them."""
+        return self._outline.unreadable(transaction, self._fingerprint)
 
     def _state(self, transaction: Transaction, tenant: str, name: str) -> GraphState:
         collection = self._documents.collection(transaction, tenant, name)

@@ -96,6 +96,15 @@ class Facts:
         ).fetchone()
         return int(row[0])
 
+    def unreadable_count(self, transaction: Transaction, fingerprint: str, collection: int) -> int:
+        """Return how many chunks of a collection were tried under this fingerprint, but could not be read."""
+        row = transaction.execute(
+            """SELECT count(*) FROM read_chunks r JOIN chunks c ON c.id = r.chunk
+               WHERE r.unreadable AND r.fingerprint = ? AND c.collection = ?""",
+            (fingerprint, collection),
+        ).fetchone()
+        return int(row[0])
+
     def collections(self, transaction: Transaction) -> list[int]:
         """Return the keys of the collections that have a graph."""
         return [row["collection"] for row in transaction.execute("SELECT DISTINCT collection FROM statements")]
@@ -123,13 +132,16 @@ class Facts:
         transaction: Transaction,
         chunk: UnreadChunk,
         fingerprint: str,
-        statements: Sequence[KeyedStatement],
+        statements: Sequence[KeyedStatement] | None,
         entities: Mapping[str, int],
     ) -> None:
-        """Replace what is stored of a chunk. ``entities`` has the ids of all keys."""
+        """Replace what is stored of a chunk: by nothing if it could not be read, which ``statements`` of None say.
+
+        ``entities`` has the ids of all keys.
+        """
         # An entity lives as long as a mention of it. So the new mentions come before the old ones go.
         old = transaction.execute("SELECT id FROM statements WHERE chunk = ?", (chunk.id,)).fetchall()
-        for statement in statements:
+        for statement in statements or ():
             (number,) = transaction.execute(
                 """INSERT INTO statements (chunk, collection, first, last, embedding) VALUES (?, ?, ?, ?, ?)
                    RETURNING id""",
@@ -145,7 +157,8 @@ class Facts:
             )
         transaction.executemany("DELETE FROM statements WHERE id = ?", [(row["id"],) for row in old])
         transaction.execute(
-            "INSERT OR REPLACE INTO read_chunks (chunk, fingerprint) VALUES (?, ?)", (chunk.id, fingerprint)
+            "INSERT OR REPLACE INTO read_chunks (chunk, fingerprint, unreadable) VALUES (?, ?, ?)",
+            (chunk.id, fingerprint, statements is None),
         )
 
     def arrays(self, transaction: Transaction, collection: int, dimension: int) -> GraphArrays:

@@ -73,3 +73,10 @@ class GraphOutline:
             (fingerprint,),
         ).fetchone()
         return int(row[0])
+
+    def unreadable(self, transaction: Transaction, fingerprint: str) -> int:
+        """Return how many chunks of all collections were tried under this fingerprint, but could not be read."""
+        row = transaction.execute(
+            "SELECT count(*) FROM read_chunks WHERE unreadable AND fingerprint = ?", (fingerprint,)
+        ).fetchone()
+        return int(row[0])

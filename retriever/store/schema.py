@@ -172,5 +172,11 @@ CREATE TABLE read_chunks (
 );
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH)
+_UNREADABLE = """
+-- 1: the extractor has found no answer that it could read, so nothing is stored of the chunk.
+ALTER TABLE read_chunks ADD COLUMN unreadable INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX unreadable_chunks ON read_chunks (fingerprint) WHERE unreadable;
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE)
 """The statements that upgrade a store by one version each, starting from an empty file."""

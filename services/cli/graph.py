@@ -41,6 +41,10 @@ def show(
         errors.print("[bold yellow]truncated:[/] there is more than --max-nodes, --max-relations or the server allows")
     if found["unread_chunks"]:
         errors.print(f"[bold yellow]unread:[/] the graph does not know {found['unread_chunks']:,} chunks yet")
+    if found["unreadable_chunks"]:
+        errors.print(
+            f"[bold yellow]unreadable:[/] {found['unreadable_chunks']:,} chunks could not be read, and have no facts"
+        )
     size = found["size"]
     results.print(
         f"graph of {found['collection']}: {size['entities']:,} entities, {size['statements']:,} statements, "

@@ -127,6 +127,7 @@ class FakeRetriever:
         self.view: GraphView | None = None
         self.viewed: list[GraphRequest] = []
         self.unread: int | None = 6
+        self.unreadable: int | None = 2
         self.chunks_of = 1
         self.job_status = "failed"
         self.open = 0
@@ -280,7 +281,7 @@ class FakeRetriever:
 
     async def stats(self) -> RetrieverStats:
         await self.phases.enter("retriever_stats")
-        return RetrieverStats({"stored": 5, "unchanged": 2, "failed": 1}, 3, 1000, 400, self.unread)
+        return RetrieverStats({"stored": 5, "unchanged": 2, "failed": 1}, 3, 1000, 400, self.unread, self.unreadable)
 
     async def ready(self) -> None:
         await self.phases.enter("retriever_ready")

@@ -90,13 +90,14 @@ async def test_retriever_metrics(served):
     assert await value(served, "ragtree_data_disk_bytes") == 1000
     assert await value(served, "ragtree_data_disk_free_bytes") == 400
     assert await value(served, "ragtree_graph_unread_chunks") == 6
+    assert await value(served, "ragtree_graph_unreadable_chunks") == 2
 
 
-async def test_without_graphs_no_chunk_counts_as_unread(served):
-    served.stack.retriever.unread = None
+async def test_without_graphs_no_chunk_counts_as_unread_or_unreadable(served):
+    served.stack.retriever.unread = served.stack.retriever.unreadable = None
     found = await families(served)
     assert "ragtree_ingest_queue_depth" in found
-    assert "ragtree_graph_unread_chunks" not in found
+    assert not {"ragtree_graph_unread_chunks", "ragtree_graph_unreadable_chunks"} & found.keys()
 
 
 async def test_tier_metrics_in_bytes(stack: Stack, in_process):

@@ -26,6 +26,7 @@ VIEW = GraphView(
     truncated=False,
     size=GraphSize(1200, 3400, 5600),
     unread_chunks=0,
+    unreadable_chunks=0,
 )
 
 
@@ -48,6 +49,7 @@ async def test_reply_is_the_view_and_its_collection(served):
         "truncated": False,
         "size": {"entities": 1200, "statements": 3400, "relations": 5600},
         "unread_chunks": 0,
+        "unreadable_chunks": 0,
     }
     (listed,) = [info for info in (await served.client.get("/v1/collections")).json()["data"] if info["chunks"] == 5]
     assert listed["graph"] == "ready"
@@ -125,7 +127,7 @@ async def test_it_is_described(served):
         "collection", "label", "max_depth", "max_nodes", "max_relations",
     }  # fmt: skip
     assert {"200", "404", "409", "422", "503"} <= set(described["responses"])
-    assert {"collection", "truncated", "unread_chunks"} <= set(
+    assert {"collection", "truncated", "unread_chunks", "unreadable_chunks"} <= set(
         document["components"]["schemas"]["GraphReply"]["required"]
     )
 
@@ -162,11 +164,13 @@ def test_show_prints_relations_and_entities_that_have_none(run, stack: Stack):
 
 
 def test_show_says_what_is_missing(run, stack: Stack):
-    stack.retriever.view = GraphView((), (), truncated=True, size=GraphSize(1, 1, 0), unread_chunks=1234)
+    size = GraphSize(1, 1, 0)
+    stack.retriever.view = GraphView((), (), truncated=True, size=size, unread_chunks=1234, unreadable_chunks=5678)
     done = run()
     assert done.exit_code == 0, done.output
     assert "truncated:" in done.stderr
     assert "unread: the graph does not know 1,234 chunks yet" in done.stderr
+    assert "unreadable: 5,678 chunks could not be read" in done.stderr
     assert "truncated:" not in done.stdout
     found = json.loads(run("--json").stdout)
     assert (found["truncated"], found["unread_chunks"]) == (True, 1234)

@@ -82,6 +82,7 @@ def test_it_has_what_is_around_an_entity(store):
         truncated=False,
         size=GraphSize(5, 4, 4),
         unread_chunks=0,
+        unreadable_chunks=0,
     )
     assert names(view(store, "Alice", max_depth=0)) == ["Alice"]
     assert sorted(names(view(store, "Carol", max_depth=1))) == ["Bert", "Carol", "Dora"]
