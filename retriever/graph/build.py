@@ -4,10 +4,12 @@ import threading
 from typing import NamedTuple
 
 from retriever.embedding.base import Embedder
+from retriever.graph.extractors.rules_process import RulesProcess
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
 from retriever.graph.graph_searcher import GraphSearcher
 from retriever.graph.graph_viewer import GraphViewer
+from retriever.graph.group_reader import GroupReader
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
@@ -41,17 +43,18 @@ def build_graph(
         return None
     # spaCy takes two seconds and 100 MiB, which only a graph needs.
     from retriever.graph.extractors.phrases import Phrases
-    from retriever.graph.extractors.rules import RulesExtractor
+    from retriever.graph.extractors.rules import rules_fingerprint
 
     phrases, facts = Phrases(), Facts()
-    extractor = RulesExtractor(phrases)
+    extractor = RulesProcess(rules_fingerprint(phrases))
     reader = SubgraphReader(chunks, facts, settings)
     catalog = GraphCatalog(database, facts, embedder.dimension)
-    indexer = GraphIndexer(database, chunks, facts, extractor, embedder, catalog)
+    groups = GroupReader(database, facts, extractor)
+    indexer = GraphIndexer(database, chunks, facts, groups, extractor.fingerprint, embedder, catalog)
     thread = WorkThread("graph", indexer.index_next, settings, lower_priority, threading.Event())
     viewer = GraphViewer(documents, chunks, facts, GraphOutline(), catalog, extractor.fingerprint)
     return GraphParts(
-        RetrieverGraph(catalog, extractor, indexer, thread, viewer),
+        RetrieverGraph(catalog, indexer, thread, viewer),
         GraphSearcher(
             database, documents, chunks, facts, searcher, catalog, phrases, extractor.fingerprint, embedder, reader
         ),

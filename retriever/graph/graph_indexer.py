@@ -4,21 +4,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from retriever.embedding.base import Embedder, Vector
-from retriever.graph.extractors.base import Extractor, GraphSource, Statement
+from retriever.graph.extractors.base import Statement
 from retriever.graph.graph_catalog import GraphCatalog
+from retriever.graph.group_reader import Group, GroupReader
 from retriever.graph.names import LONGEST_NAME, name_key
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
 
-_CHUNKS_AT_ONCE = 64
-
 
 class GraphIndexer:
-    """Reads chunks with an extractor, embeds their statements and names, and stores them, a group in one commit.
+    """Embeds the statements and names of chunks, and stores them, a group in one commit.
 
     Only the store says what is left to read. So a crash loses at most a group's work, and a chunk that is deleted while
     it is read leaves nothing behind. The graph in memory is refreshed when all chunks have been read.
+
+    ``fingerprint`` is that of the extractor.
     """
 
     def __init__(
@@ -26,17 +27,18 @@ class GraphIndexer:
         database: Database,
         chunks: Chunks,
         facts: Facts,
-        extractor: Extractor,
+        groups: GroupReader,
+        fingerprint: str,
         embedder: Embedder,
         catalog: GraphCatalog,
     ) -> None:
         self._database = database
         self._chunks = chunks
         self._facts = facts
-        self._extractor = extractor
+        self._groups = groups
+        self._fingerprint = fingerprint
         self._embedder = embedder
         self._catalog = catalog
-        self._after = 0
         self._changed: set[int] = set()
 
     def changed(self, collection: int) -> None:
@@ -44,39 +46,40 @@ class GraphIndexer:
         self._changed.add(collection)
 
     def index_next(self) -> bool:
-        """Read the next group of chunks; return False if none is left. Raises Unavailable, StorageFull, sqlite3.Error.
+        """Store the next group of chunks; return False if none is left.
 
-        Chunk ids only grow. So each chunk is looked at once, and after a restart once more.
+        Raises Unavailable, StorageFull, sqlite3.Error.
         """
-        with self._database.read() as transaction:
-            group = self._facts.unread(transaction, self._extractor.fingerprint, self._after, _CHUNKS_AT_ONCE)
-        if not group:
+        group = self._groups.next()
+        if group is None:
             while self._changed:
                 self._catalog.refresh(self._changed.pop())
             return False
-        read = self._extractor.extract([GraphSource(chunk.text, chunk.title) for chunk in group])
         by_collection: dict[int, list[tuple[UnreadChunk, list[KeyedStatement]]]] = defaultdict(list)
         names: dict[int, dict[str, str]] = defaultdict(dict)
-        for chunk, statements in zip(group, self._embedded(group, read), strict=True):
+        for chunk, statements in zip(group.chunks, self._embedded(group), strict=True):
             by_collection[chunk.collection].append((chunk, statements))
-        for chunk, found in zip(group, read, strict=True):
+        for chunk, found in zip(group.chunks, group.statements, strict=True):
             names[chunk.collection] |= _names(found)
         for collection, stated in by_collection.items():
             self._store(collection, stated, names[collection])
             self.changed(collection)
-        self._after = group[-1].id
+        self._groups.stored()
         return True
 
-    def _embedded(
-        self, group: Sequence[UnreadChunk], read: Sequence[Sequence[Statement]]
-    ) -> list[list[KeyedStatement]]:
-        texts = [
-            chunk.text[statement.start : statement.end]
-            for chunk, statements in zip(group, read, strict=True)
-            for statement in statements
+    def close(self) -> None:
+        """End reading. The rest is read after the next start."""
+        self._groups.close()
+
+    def _embedded(self, group: Group) -> list[list[KeyedStatement]]:
+        stated = [
+            [(statement, chunk.text[statement.start : statement.end]) for statement in statements]
+            for chunk, statements in zip(group.chunks, group.statements, strict=True)
         ]
-        vectors = iter(self._embedder.embed_documents(texts) if texts else ())
-        return [[_keyed(statement, next(vectors)) for statement in statements] for statements in read]
+        # Chunks of a document overlap.
+        texts = list(dict.fromkeys(text for statements in stated for _, text in statements))
+        vectors = dict(zip(texts, self._embedder.embed_documents(texts) if texts else (), strict=True))
+        return [[_keyed(statement, vectors[text]) for statement, text in statements] for statements in stated]
 
     def _store(
         self, collection: int, stated: Sequence[tuple[UnreadChunk, list[KeyedStatement]]], names: Mapping[str, str]
@@ -113,7 +116,7 @@ class GraphIndexer:
         )
         entities = self._facts.known(transaction, collection, used)
         for chunk, statements in kept:
-            self._facts.put(transaction, chunk, self._extractor.fingerprint, statements, entities)
+            self._facts.put(transaction, chunk, self._fingerprint, statements, entities)
 
 
 def _names(statements: Iterable[Statement]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The graph of one retriever: opened, kept up to date and closed with it."""
 
-from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
 from retriever.graph.graph_viewer import GraphViewer
@@ -16,7 +15,6 @@ class RetrieverGraph:
     def __init__(
         self,
         catalog: GraphCatalog,
-        extractor: Extractor,
         indexer: GraphIndexer,
         thread: WorkThread,
         viewer: GraphViewer,
@@ -24,7 +22,6 @@ class RetrieverGraph:
         self.viewer = viewer
         self._catalog = catalog
         self._indexer = indexer
-        self._extractor = extractor
         self._thread = thread
 
     def open(self) -> None:
@@ -44,4 +41,4 @@ class RetrieverGraph:
     def close(self) -> None:
         """Stop after the current group of chunks. The rest is read after the next start."""
         self._thread.close()
-        self._extractor.close()
+        self._indexer.close()

@@ -15,9 +15,10 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from protocol.errors import BrokenDocument
+from retriever.frames import read_frame, write_frame
 from retriever.loaders.base import LoadedText, Loader
 from retriever.loaders.registry import LOADERS
-from retriever.loaders.sandbox_worker import REFUSALS, LoadReply, LoadRequest, read_frame, write_frame
+from retriever.loaders.sandbox_worker import REFUSALS, LoadReply, LoadRequest
 from retriever.loaders.source_code import SOURCE_CODE
 from retriever.settings import LoaderSettings
 

@@ -5,16 +5,13 @@ process is killed or gets a MemoryError. It cannot write files.
 """
 
 import resource
-import struct
 import sys
-from typing import BinaryIO
 
 import msgspec
 
 from protocol.errors import BrokenDocument, EncryptedDocument, InvalidEncoding
+from retriever.frames import read_frame, write_frame
 from retriever.loaders.base import LoadedText
-
-_LENGTH = struct.Struct("<Q")
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
@@ -34,26 +31,6 @@ class LoadReply(msgspec.Struct, frozen=True):
 
 
 REFUSALS = {kind.__name__: kind for kind in (InvalidEncoding, BrokenDocument, EncryptedDocument)}
-
-
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    """Send a message. Raises OSError if the other end is closed."""
-    encoded = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(encoded)))
-    stream.write(encoded)
-    stream.flush()
-
-
-def read_frame(stream: BinaryIO) -> bytes:
-    """Receive an encoded message. Raises EOFError if the other end is closed."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    body = stream.read(length)
-    if len(body) < length:
-        raise EOFError
-    return body
 
 
 def _load(request: LoadRequest) -> LoadReply:

@@ -10,7 +10,7 @@ from retriever.graph.extractors.base import GraphSource, Statement
 from retriever.graph.extractors.phrases import Phrases, name_of, names_of
 from retriever.graph.names import LONGEST_NAME, name_key, tidy
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Raise it when the rules find something else."""
 
 _MOST_TRIPLETS = 16
@@ -18,6 +18,11 @@ _MOST_TRIPLETS = 16
 
 _SUBJECTS = frozenset({"nsubj", "nsubjpass"})
 _OBJECTS = frozenset({"attr", "dative", "dobj", "oprd"})
+
+
+def rules_fingerprint(phrases: Phrases) -> str:
+    """Return the versions of rules and model."""
+    return f"rules-{RULES_VERSION} {phrases.fingerprint}"
 
 
 class RulesExtractor:
@@ -34,7 +39,7 @@ class RulesExtractor:
     @property
     def fingerprint(self) -> str:
         """The versions of rules and model."""
-        return f"rules-{RULES_VERSION} {self._phrases.fingerprint}"
+        return rules_fingerprint(self._phrases)
 
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
         """Return the sentences of each chunk that name an entity."""

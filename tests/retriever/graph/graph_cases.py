@@ -8,6 +8,7 @@ from capitals import Capitals
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
+from retriever.graph.group_reader import GroupReader
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.chunker import Chunker
 from retriever.settings import ChunkSettings
@@ -34,7 +35,11 @@ class GraphStore:
             self.preparer.start_ids_after(self.chunks.last_id(transaction))
         self.extractor = extractor or Capitals()
         self.catalog = GraphCatalog(self.database, self.facts, self.embedder.dimension)
-        self.indexer = GraphIndexer(self.database, self.chunks, self.facts, self.extractor, self.embedder, self.catalog)
+        self.groups = GroupReader(self.database, self.facts, self.extractor)
+        fingerprint = self.extractor.fingerprint
+        self.indexer = GraphIndexer(
+            self.database, self.chunks, self.facts, self.groups, fingerprint, self.embedder, self.catalog
+        )
 
     def put(self, document_id: str, text: str, collection: str = "c", tenant: str = TENANT) -> None:
         (prepared,) = self.preparer.prepare([SourceText(text, None)])

@@ -4,7 +4,7 @@ import pytest
 from capitals import Capitals
 from graph_cases import GraphStore, failing
 
-from protocol.errors import Unavailable
+from protocol.errors import StorageFull, Unavailable
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import Statement
 
@@ -126,13 +126,44 @@ def test_a_crash_between_groups_loses_nothing_and_repeats_nothing(tmp_path):
     for number in range(100):
         store.put(f"d{number}", "Titanic was made by Cameron.")
     assert store.indexer.index_next()
-    assert 0 < store.rows()["read_chunks"] < 100
+    stored = store.rows()["read_chunks"]
+    assert 0 < stored < 100
+    store.groups.close()
     store.database.close()
     again = GraphStore(tmp_path)
     again.read_all()
-    assert again.extractor.read + store.extractor.read == 100
+    assert again.extractor.read == 100 - stored
     assert again.rows()["statements"] == 100
     assert again.names() == {"Titanic", "Cameron"}
+
+
+def test_what_could_not_be_stored_is_not_read_a_second_time(tmp_path):
+    store = GraphStore(tmp_path)
+    store.put("a", "Titanic was made by Cameron.")
+    put, failures = store.facts.put, iter([StorageFull("full")])
+
+    def put_after_a_failure(*values):
+        for failure in failures:
+            raise failure
+        put(*values)
+
+    store.facts.put = put_after_a_failure
+    with pytest.raises(StorageFull):
+        store.read_all()
+    assert store.rows()["read_chunks"] == 0
+    store.read_all()
+    assert store.names() == {"Titanic", "Cameron"}
+    assert store.extractor.read == 1
+
+
+def test_chunks_that_come_while_the_last_group_is_stored_are_read_by_the_next_call(store):
+    store.put("a", "Titanic was made by Cameron.")
+    assert store.indexer.index_next()
+    # Nothing was there to be read ahead.
+    store.put("b", "Cameron came from Canada.")
+    assert store.indexer.index_next()
+    assert store.names() == {"Titanic", "Cameron", "Canada"}
+    assert not store.indexer.index_next()
 
 
 def test_a_failure_while_reading_leaves_the_chunk_for_later(tmp_path):

@@ -1,0 +1,37 @@
+"""The worker process that reads chunks by rules.
+
+It reads one group of chunks after another from standard input.
+"""
+
+import os
+import sys
+from contextlib import suppress
+
+import msgspec
+from threadpoolctl import threadpool_limits
+
+from retriever.frames import read_frame, write_frame
+from retriever.graph.extractors.base import GraphSource
+from retriever.graph.extractors.phrases import Phrases
+from retriever.graph.extractors.rules import RulesExtractor
+
+_NICENESS = 10
+
+
+def main() -> None:
+    """Read chunks until standard input closes."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    # The embedder computes at the same time, on the other cores.
+    threadpool_limits(limits=1)
+    extractor = RulesExtractor(Phrases())
+    while True:
+        try:
+            sources = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=list[GraphSource])
+        except EOFError:
+            return
+        write_frame(sys.stdout.buffer, extractor.extract(sources))
+
+
+if __name__ == "__main__":
+    main()
