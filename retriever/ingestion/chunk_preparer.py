@@ -1,4 +1,4 @@
-"""Prepare documents for the store: cut, embed, number and locate their chunks."""
+"""Prepare documents for the store: cut, embed, number and locate their chunks, and say what each of them states."""
 
 import threading
 from collections.abc import Sequence
@@ -7,19 +7,22 @@ from typing import NamedTuple
 import numpy as np
 
 from protocol.errors import EmptyDocument
+from protocol.graph import Triplet
 from retriever.embedding.base import Embedder, Vector
 from retriever.embedding.vector_checks import checked_vectors
 from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.line_counter import LineCounter
+from retriever.ingestion.triplet_placement import triplets_by_chunk
 from retriever.store.chunks import Ids
 from retriever.store.prepared_chunk import PreparedChunk
 
 
 class SourceText(NamedTuple):
-    """The parts of a document that are cut and embedded."""
+    """The parts of a document that are cut and embedded, and the triplets that its chunks state."""
 
     text: str
     title: str | None
+    triplets: Sequence[Triplet] = ()
 
 
 class ChunkPreparer:
@@ -63,9 +66,10 @@ class ChunkPreparer:
         at = 0
         for source, chunks in zip(sources, cut, strict=True):
             lines = LineCounter(source.text)
+            stated = triplets_by_chunk([chunk.text for chunk in chunks], source.triplets)
             prepared.append(
                 [
-                    PreparedChunk(first + at + n, chunk, vectors[at + n], lines.of(chunk.start, chunk.end))
+                    PreparedChunk(first + at + n, chunk, vectors[at + n], lines.of(chunk.start, chunk.end), stated[n])
                     for n, chunk in enumerate(chunks)
                 ]
             )

@@ -127,7 +127,9 @@ class Ingester:
                 == item.document.content_hash
             ]
         changed = [item for item in group if item not in unchanged]
-        prepared = self._preparer.prepare([SourceText(item.document.text, item.document.title) for item in changed])
+        prepared = self._preparer.prepare(
+            [SourceText(item.document.text, item.document.title, item.document.triplets) for item in changed]
+        )
         results = [ItemResult(item, "unchanged") for item in unchanged]
         results += [ItemResult(item, "stored") for item in changed]
         self._commit(results, {item.seq: chunks for item, chunks in zip(changed, prepared, strict=True)})

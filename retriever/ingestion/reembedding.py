@@ -9,6 +9,7 @@ from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.triplet_column import read
 
 _log = structlog.get_logger(__name__)
 _DOCUMENTS_AT_ONCE = 64
@@ -29,10 +30,10 @@ def reembed(database: Database, documents: Documents, preparer: ChunkPreparer) -
     while done < total:
         with database.read() as transaction:
             rows = transaction.execute(
-                "SELECT id, collection, text, title FROM documents WHERE fingerprint != ? LIMIT ?",
+                "SELECT id, collection, text, title, triplets FROM documents WHERE fingerprint != ? LIMIT ?",
                 (fingerprint, _DOCUMENTS_AT_ONCE),
             ).fetchall()
-        prepared = _prepared(preparer, [SourceText(row["text"], row["title"]) for row in rows])
+        prepared = _prepared(preparer, [SourceText(row["text"], row["title"], read(row["triplets"])) for row in rows])
         with database.write() as transaction:
             for row, chunks in zip(rows, prepared, strict=True):
                 documents.replace_chunks(transaction, row["collection"], row["id"], chunks)

@@ -15,6 +15,7 @@ from retriever.store.filter_sql import kind_of
 from retriever.store.incoming_document import IncomingDocument
 from retriever.store.orphans import Orphans
 from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.triplet_column import stored
 
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
                   (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
@@ -104,18 +105,19 @@ class Documents:
         now = self._clock()
         row = transaction.execute(
             """INSERT INTO documents (collection, document_id, filename, title, text, bytes, attributes, content_hash,
-                                      fingerprint, created_at, updated_at, pages)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                                      fingerprint, created_at, updated_at, pages, triplets)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
                ON CONFLICT (collection, document_id) DO UPDATE SET filename = excluded.filename, title = excluded.title,
                    text = excluded.text, bytes = excluded.bytes, attributes = excluded.attributes,
                    content_hash = excluded.content_hash, fingerprint = excluded.fingerprint,
-                   updated_at = excluded.updated_at, pages = excluded.pages
+                   updated_at = excluded.updated_at, pages = excluded.pages, triplets = excluded.triplets
                RETURNING id""",
             (
                 *(collection, document.document_id, document.filename, document.title, document.text),
                 *(len(document.text.encode()), msgspec.json.encode(document.attributes).decode()),
                 *(document.content_hash, fingerprint, now, now),
                 msgspec.json.encode(document.pages).decode() if document.pages else None,
+                stored(document.triplets),
             ),
         ).fetchone()
         key = row["id"]
@@ -134,8 +136,8 @@ class Documents:
         removed = self._remove_chunks(transaction, document)
         transaction.executemany(
             """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding, first_line,
-                                   last_line)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                                   last_line, triplets)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
             [
                 (
                     prepared.id,
@@ -147,6 +149,7 @@ class Documents:
                     prepared.embedding.tobytes(),
                     prepared.lines.first,
                     prepared.lines.last,
+                    stored(prepared.triplets),
                 )
                 for position, prepared in enumerate(chunks)
             ],

@@ -7,21 +7,24 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from protocol.graph import Triplet
 from retriever.embedding.base import Vector
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
+from retriever.store.triplet_column import read
 
 Halves = npt.NDArray[np.float16]
 """Vectors as they are stored, [n, dimension]."""
 
 
 class UnreadChunk(NamedTuple):
-    """A chunk that has not been read for the graph."""
+    """A chunk that has not been read for the graph, and the ``triplets`` that were uploaded for it."""
 
     id: int
     collection: int
     text: str
     title: str | None
+    triplets: tuple[Triplet, ...] = ()
 
 
 class KeyedRelation(NamedTuple):
@@ -80,12 +83,14 @@ class Facts:
     def unread(self, transaction: Transaction, fingerprint: str, after: int, limit: int) -> list[UnreadChunk]:
         """Return up to ``limit`` chunks with ids above ``after`` that were not read under this fingerprint."""
         rows = transaction.execute(
-            """SELECT c.id, c.collection, c.text, d.title
+            """SELECT c.id, c.collection, c.text, d.title, c.triplets
                FROM chunks c JOIN documents d ON d.id = c.document LEFT JOIN read_chunks r ON r.chunk = c.id
                WHERE c.id > ? AND r.fingerprint IS NOT ? ORDER BY c.id LIMIT ?""",
             (after, fingerprint, limit),
         )
-        return [UnreadChunk(*row) for row in rows]
+        return [
+            UnreadChunk(row["id"], row["collection"], row["text"], row["title"], read(row["triplets"])) for row in rows
+        ]
 
     def unread_count(self, transaction: Transaction, fingerprint: str, collection: int) -> int:
         """Return how many chunks of a collection were not read under this fingerprint."""

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from protocol.graph import Triplet
 from protocol.retrieval import Lines
 from retriever.embedding.base import Vector
 
@@ -16,9 +17,13 @@ class ChunkText(NamedTuple):
 
 
 class PreparedChunk(NamedTuple):
-    """A chunk that is ready to be stored. ``embedding`` has the shape [dimension]."""
+    """A chunk that is ready to be stored. ``embedding`` has the shape [dimension].
+
+    ``triplets`` are those of its document that it states.
+    """
 
     id: int
     chunk: ChunkText
     embedding: Vector
     lines: Lines
+    triplets: tuple[Triplet, ...] = ()

@@ -178,5 +178,12 @@ ALTER TABLE read_chunks ADD COLUMN unreadable INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX unreadable_chunks ON read_chunks (fingerprint) WHERE unreadable;
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE)
+_TRIPLETS = """
+-- The triplets that were uploaded with the document, as a JSON array of [head, relation, tail]. NULL: none.
+ALTER TABLE documents ADD COLUMN triplets TEXT;
+-- Those of them that the chunk states, in the same form.
+ALTER TABLE chunks ADD COLUMN triplets TEXT;
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE, _TRIPLETS)
 """The statements that upgrade a store by one version each, starting from an empty file."""

@@ -7,10 +7,11 @@ from protocol.graph import Triplet
 
 
 class GraphSource(NamedTuple):
-    """A chunk to read, and its document's title."""
+    """A chunk to read, its document's title, and the ``triplets`` that were uploaded for it."""
 
     text: str
     title: str | None = None
+    triplets: tuple[Triplet, ...] = ()
 
 
 class Statement(NamedTuple):
@@ -39,8 +40,11 @@ class Extractor(Protocol):
     def fingerprint(self) -> str:
         """Identifies what the extractor finds. Chunks that were read under another one are read again."""
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
-        """Return the statements of each chunk, in the order of its text. Raises Unavailable if a retry may succeed."""
+    def extract(self, sources: Sequence[GraphSource]) -> Sequence[Sequence[Statement] | None]:
+        """Return the statements of each chunk, in the order of its text; None for a chunk that cannot be read.
+
+        Raises Unavailable if a retry may succeed, and ConfigError if nothing can be read as it is configured.
+        """
 
     def close(self) -> None:
-        """End what the extractor has started."""
+        """End what the extractor has started. ``extract`` then raises Unavailable, also where it runs."""
