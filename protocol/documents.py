@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from protocol.filters import Attributes
-from protocol.graph import GraphState
+from protocol.graph import GraphState, Triplet
 from protocol.retrieval import SearchKind
 
 
@@ -13,7 +13,8 @@ class DocumentUpload(msgspec.Struct, frozen=True):
     """A document as uploaded: raw bytes, the media type that says how to read them, and metadata.
 
     If ``media_type`` is empty or ``application/octet-stream``, the suffix of ``filename``, or else of the id, says it.
-    ``title`` stands above the text in prompts. If it is None, the loader takes the document's own title.
+    ``title`` stands above the text in prompts. If it is None, the loader takes the document's own title. ``triplets``
+    are what the document states; its chunks state them in the collection's graph.
     """
 
     document_id: str
@@ -22,6 +23,8 @@ class DocumentUpload(msgspec.Struct, frozen=True):
     filename: str | None = None
     title: str | None = None
     attributes: Attributes = {}
+    # Not set for none, so that idempotency keys of earlier versions know such an upload by its hash.
+    triplets: tuple[Triplet, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class DocumentInfo(msgspec.Struct, frozen=True):

@@ -61,7 +61,9 @@ class Retriever(Protocol):
     async def put_batch(
         self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
     ) -> IngestJob:
-        """Store the documents of a JSON-lines body, one ``{id, text, filename?, title?, attributes?}`` per line.
+        """Store the documents of a JSON-lines body.
+
+        A line is ``{id, text, filename?, title?, attributes?, triplets?}``.
 
         The job skips and reports invalid lines. Raises StorageFull, EmptyDocument (no line at all) or
         IdempotencyMismatch.

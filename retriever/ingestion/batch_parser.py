@@ -7,6 +7,7 @@ import msgspec
 from protocol.documents import JobError
 from protocol.errors import EmptyDocument, InvalidEncoding, InvalidRequest, RagtreeError
 from protocol.filters import Attributes
+from protocol.graph import Triplet
 from retriever.ingestion.document_checks import checked_document
 from retriever.store.incoming_document import IncomingDocument
 
@@ -21,12 +22,19 @@ class ParsedBatch(NamedTuple):
     errors: list[JobError]
 
 
+class _Triplet(msgspec.Struct, frozen=True):
+    head: str
+    relation: str
+    tail: str
+
+
 class _Line(msgspec.Struct, frozen=True):
     id: str
     text: str
     filename: str | None = None
     title: str | None = None
     attributes: Attributes = {}
+    triplets: tuple[_Triplet, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(_Line)
@@ -64,4 +72,5 @@ def _document(line: bytes) -> IncomingDocument:
         raise InvalidEncoding("the line is not UTF-8") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the line is not a JSON document: {error}") from error
-    return checked_document(fields.id, fields.text, fields.filename, fields.title, fields.attributes)
+    triplets = [Triplet(*msgspec.structs.astuple(triplet)) for triplet in fields.triplets]
+    return checked_document(fields.id, fields.text, fields.filename, fields.title, fields.attributes, triplets=triplets)

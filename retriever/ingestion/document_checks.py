@@ -2,11 +2,17 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.filters import Attributes, AttributeValue
+from protocol.graph import Triplet
+from retriever.graph.names import LONGEST_NAME, name_key, tidy, words_of
 from retriever.loaders.base import clean
 from retriever.store.incoming_document import IncomingDocument
+
+MOST_TRIPLETS = 10_000
+"""Triplets of a document."""
 
 _LONGEST_NAME = 1024
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -19,6 +25,7 @@ def checked_document(
     title: str | None,
     attributes: Attributes,
     pages: tuple[int, ...] = (),
+    triplets: Sequence[Triplet] = (),
 ) -> IncomingDocument:
     """Check and clean a document. The file name defaults to the id. Raises InvalidRequest or EmptyDocument."""
     text = clean(text)
@@ -32,6 +39,7 @@ def checked_document(
         title=" ".join(clean(title).split()) or None if title else None,
         attributes=_checked_attributes(attributes),
         pages=pages,
+        triplets=_checked_triplets(triplets),
     )
 
 
@@ -61,3 +69,30 @@ def _checked_value(value: AttributeValue) -> AttributeValue:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     raise InvalidRequest("an attribute must be a string, a finite number or a boolean", param="attributes")
+
+
+def _checked_triplets(triplets: Sequence[Triplet]) -> tuple[Triplet, ...]:
+    """Return the triplets in tidy spelling, equal ones once. Raises InvalidRequest."""
+    if len(triplets) > MOST_TRIPLETS:
+        raise InvalidRequest(f"a document has at most {MOST_TRIPLETS:,} triplets", param="triplets")
+    kept: dict[tuple[str, str, str], Triplet] = {}
+    for number, given in enumerate(triplets):
+        place = f"triplets[{number}]"
+        head, relation, tail = (
+            _checked_part(part, f"{place}.{name}") for name, part in zip(Triplet._fields, given, strict=True)
+        )
+        if name_key(head) == name_key(tail):
+            raise InvalidRequest(f"{place}.tail is the same name as its head", param=f"{place}.tail")
+        kept.setdefault((name_key(head), relation, name_key(tail)), Triplet(head, relation, tail))
+    return tuple(kept.values())
+
+
+def _checked_part(part: str, param: str) -> str:
+    """Return the name of an entity or a relation as people read it. Raises InvalidRequest."""
+    name = tidy(checked_name(part, param))
+    if not words_of(name):
+        raise InvalidRequest(f"{param} has no letter or digit", param=param)
+    # One character may stand for several, and the key has all of them.
+    if len(name) > LONGEST_NAME or not name_key(name):
+        raise InvalidRequest(f"{param} is longer than {LONGEST_NAME} characters", param=param)
+    return name

@@ -2,6 +2,7 @@
 
 import msgspec
 from blake3 import blake3
+from msgspec import UNSET
 
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import Overloaded, UnknownDocument
@@ -51,7 +52,13 @@ class UploadIntake:
         loaded = self._loaders.load(upload.content, upload.media_type, upload.filename or upload.document_id)
         title = upload.title or loaded.title
         document = checked_document(
-            upload.document_id, loaded.text, upload.filename, title, upload.attributes, loaded.pages
+            upload.document_id,
+            loaded.text,
+            upload.filename,
+            title,
+            upload.attributes,
+            loaded.pages,
+            () if upload.triplets is UNSET else upload.triplets,
         )
         return self._create_job(
             tenant, collection, ParsedBatch([(None, document)], []), key, body_hash(collection, upload)

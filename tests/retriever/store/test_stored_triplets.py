@@ -1,0 +1,110 @@
+"""Triplets in the store: with their document, and with the chunks that state them."""
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+from retriever_cases import TENANT, put, put_lines, running
+
+from protocol.graph import Triplet
+from retriever.embedding.hashing import HashingEmbedder
+from retriever.store.database import Database
+from retriever.store.facts import Facts
+from retriever.store.schema import VERSIONS
+
+BORN = Triplet("Marie Curie", "born in", "Warsaw")
+MARRIED = Triplet("Marie Curie", "married", "Pierre Curie")
+SMALL = {"chunks": {"size": 12, "overlap": 0}}
+# Four chunks of twelve tokens lie before the last sentence.
+TEXT = " ".join(["Marie Curie was born in Warsaw.", *["nothing"] * 41, "Pierre Curie married Marie Curie."])
+
+
+def objects(*triplets: Triplet) -> list[dict[str, str]]:
+    return [triplet._asdict() for triplet in triplets]
+
+
+def columns(folder: Path, table: str) -> list[list[Triplet] | None]:
+    """The triplets of all rows of a table, in order."""
+    (file,) = folder.rglob("*.sqlite3")
+    with sqlite3.connect(file) as store:
+        rows = store.execute(f"SELECT triplets FROM {table} ORDER BY id").fetchall()
+    return [None if row[0] is None else msgspec.json.decode(row[0], type=list[Triplet]) for row in rows]
+
+
+def stated(folder: Path) -> list[Triplet]:
+    return [triplet for found in columns(folder, "chunks") for triplet in found or ()]
+
+
+async def test_triplets_are_stored_with_the_document_and_the_chunks_that_state_them(tmp_path):
+    async with running(tmp_path, **SMALL) as retriever:
+        await put_lines(
+            retriever, [{"id": "a", "text": TEXT, "triplets": objects(MARRIED, BORN)}, {"id": "b", "text": "b"}]
+        )
+        assert columns(tmp_path, "documents") == [[MARRIED, BORN], None]
+        first, *middle, last, other = columns(tmp_path, "chunks")
+    assert (first, last, other) == ([BORN], [MARRIED], None)
+    assert middle
+    assert not any(middle)
+
+
+async def test_a_single_upload_has_triplets_too(tmp_path):
+    async with running(tmp_path) as retriever:
+        job = await put(retriever, "a", TEXT, triplets=(BORN, BORN))
+        assert job.stored == 1
+    assert columns(tmp_path, "documents") == [[BORN]]
+
+
+async def test_a_replaced_document_has_its_new_triplets_alone(tmp_path):
+    async with running(tmp_path) as retriever:
+        assert (await put(retriever, "a", TEXT, triplets=(BORN,))).stored == 1
+        assert (await put(retriever, "a", TEXT, triplets=(BORN,))).unchanged == 1
+        assert (await put(retriever, "a", TEXT, triplets=(MARRIED,))).stored == 1
+        assert (columns(tmp_path, "documents"), stated(tmp_path)) == ([[MARRIED]], [MARRIED])
+        assert (await put(retriever, "a", TEXT)).stored == 1
+        assert (columns(tmp_path, "documents"), stated(tmp_path)) == ([None], [])
+
+
+async def test_a_deleted_document_takes_its_triplets_along(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put(retriever, "a", TEXT, triplets=(BORN,))
+        await retriever.delete_document(TENANT, "default", "a")
+    assert (columns(tmp_path, "documents"), columns(tmp_path, "chunks")) == ([], [])
+
+
+class Other(HashingEmbedder):
+    """Another embedder."""
+
+    def __init__(self):
+        super().__init__()
+        self.fingerprint = "another"
+
+
+async def test_chunks_that_are_cut_again_state_the_same_triplets(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put(retriever, "a", TEXT, triplets=(BORN, MARRIED))
+        assert columns(tmp_path, "chunks") == [[BORN, MARRIED]]
+    async with running(tmp_path, **SMALL):
+        cut = columns(tmp_path, "chunks")
+        assert (len(cut), cut[0], cut[-1]) == (5, [BORN], [MARRIED])
+    async with running(tmp_path, Other(), **SMALL):
+        assert columns(tmp_path, "documents") == [[BORN, MARRIED]]
+        assert columns(tmp_path, "chunks") == cut
+
+
+def test_documents_of_an_earlier_store_have_no_triplets(tmp_path):
+    path = tmp_path / "store.sqlite3"
+    old = sqlite3.connect(path)
+    old.executescript(
+        f"""{" ".join(VERSIONS[:7])} PRAGMA user_version = 7;
+        INSERT INTO collections (id, tenant, name, created_at) VALUES (7, 't', 'c', 0);
+        INSERT INTO documents VALUES (3, 7, 'd', 'd.txt', 'A title', 'text', 4, '{{}}', 'h', 'f', 0, 0, NULL);
+        INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
+            VALUES (5, 3, 7, 0, 'text', 'h', x'');"""
+    )
+    old.close()
+    database = Database(path)
+    with database.read() as transaction:
+        (chunk,) = Facts().unread(transaction, "f", 0, 9)
+    database.close()
+    assert (chunk.id, chunk.title, chunk.triplets) == (5, "A title", ())
+    assert columns(tmp_path, "documents") == [None]
