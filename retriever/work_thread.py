@@ -53,12 +53,16 @@ class WorkThread:
             self._work_available.set()
             self._progress.wait_for(lambda: self._last_idle_call >= awaited or self._stop.is_set())
 
-    def close(self) -> None:
-        """Stop after the current call. The rest stays undone."""
+    def stop(self) -> None:
+        """Have the thread end after the current call, whether that succeeds or not. The rest stays undone."""
         self._stop.set()
         self._work_available.set()
         with self._progress:
             self._progress.notify_all()
+
+    def close(self) -> None:
+        """Stop, and return when the current call has ended."""
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -73,15 +77,22 @@ class WorkThread:
             try:
                 while not self._stop.is_set() and self._next():
                     pause = self._settings.retry_first_s
-            except RagtreeError as error:
-                _log.warning(f"{self._work} paused", reason=error.message, seconds=pause)
             except Exception as error:
-                _log.error(f"{self._work} failed, retrying", seconds=pause, exc_info=error)
+                if self._stop.is_set():
+                    # What the call needs may be closed already.
+                    return
+                self._log_failure(error, pause)
             else:
                 self._work_available.wait()
                 continue
             self._stop.wait(pause)
             pause = min(2 * pause, self._settings.retry_max_s)
+
+    def _log_failure(self, error: Exception, pause: float) -> None:
+        if isinstance(error, RagtreeError):
+            _log.warning(f"{self._work} paused", reason=error.message, seconds=pause)
+        else:
+            _log.error(f"{self._work} failed, retrying", seconds=pause, exc_info=error)
 
     def _next(self) -> bool:
         with self._progress:

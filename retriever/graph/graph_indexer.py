@@ -12,6 +12,9 @@ from retriever.store.chunks import Chunks
 from retriever.store.database import Database, Transaction
 from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
 
+_Stated = tuple[UnreadChunk, list[KeyedStatement] | None]
+"""A chunk and its statements; None if it cannot be read."""
+
 
 class GraphIndexer:
     """Embeds the statements and names of chunks, and stores them, a group in one commit.
@@ -48,19 +51,19 @@ class GraphIndexer:
     def index_next(self) -> bool:
         """Store the next group of chunks; return False if none is left.
 
-        Raises Unavailable, StorageFull, sqlite3.Error.
+        Raises Unavailable, ConfigError, StorageFull, sqlite3.Error.
         """
         group = self._groups.next()
         if group is None:
             while self._changed:
                 self._catalog.refresh(self._changed.pop())
             return False
-        by_collection: dict[int, list[tuple[UnreadChunk, list[KeyedStatement]]]] = defaultdict(list)
+        by_collection: dict[int, list[_Stated]] = defaultdict(list)
         names: dict[int, dict[str, str]] = defaultdict(dict)
         for chunk, statements in zip(group.chunks, self._embedded(group), strict=True):
             by_collection[chunk.collection].append((chunk, statements))
         for chunk, found in zip(group.chunks, group.statements, strict=True):
-            names[chunk.collection] |= _names(found)
+            names[chunk.collection] |= _names(found or ())
         for collection, stated in by_collection.items():
             self._store(collection, stated, names[collection])
             self.changed(collection)
@@ -71,19 +74,22 @@ class GraphIndexer:
         """End reading. The rest is read after the next start."""
         self._groups.close()
 
-    def _embedded(self, group: Group) -> list[list[KeyedStatement]]:
+    def _embedded(self, group: Group) -> list[list[KeyedStatement] | None]:
         stated = [
-            [(statement, chunk.text[statement.start : statement.end]) for statement in statements]
+            None
+            if statements is None
+            else [(statement, chunk.text[statement.start : statement.end]) for statement in statements]
             for chunk, statements in zip(group.chunks, group.statements, strict=True)
         ]
         # Chunks of a document overlap.
-        texts = list(dict.fromkeys(text for statements in stated for _, text in statements))
+        texts = list(dict.fromkeys(text for statements in stated for _, text in statements or ()))
         vectors = dict(zip(texts, self._embedder.embed_documents(texts) if texts else (), strict=True))
-        return [[_keyed(statement, vectors[text]) for statement, text in statements] for statements in stated]
+        return [
+            None if statements is None else [_keyed(statement, vectors[text]) for statement, text in statements]
+            for statements in stated
+        ]
 
-    def _store(
-        self, collection: int, stated: Sequence[tuple[UnreadChunk, list[KeyedStatement]]], names: Mapping[str, str]
-    ) -> None:
+    def _store(self, collection: int, stated: Sequence[_Stated], names: Mapping[str, str]) -> None:
         embeddings: dict[str, Vector] = {}
         while True:
             with self._database.read() as transaction:
@@ -104,13 +110,13 @@ class GraphIndexer:
         self,
         transaction: Transaction,
         collection: int,
-        stated: Sequence[tuple[UnreadChunk, list[KeyedStatement]]],
+        stated: Sequence[_Stated],
         missing: Mapping[str, str],
         embeddings: Mapping[str, Vector],
     ) -> None:
         live = self._chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
         kept = [(chunk, statements) for chunk, statements in stated if chunk.id in live]
-        used = {key for _, statements in kept for statement in statements for key in statement.keys}
+        used = {key for _, statements in kept for statement in statements or () for key in statement.keys}
         self._facts.add_entities(
             transaction, collection, {key: name for key, name in missing.items() if key in used}, embeddings
         )

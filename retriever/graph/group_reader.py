@@ -1,5 +1,6 @@
 """Groups of chunks that the graph does not have yet, and what an extractor finds in them."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ _CHUNKS_AT_ONCE = 64
 
 
 class Group(NamedTuple):
-    """Unread chunks, and the statements of each."""
+    """Unread chunks, and the statements of each; None for one that cannot be read."""
 
     chunks: list[UnreadChunk]
-    statements: list[list[Statement]]
+    statements: Sequence[Sequence[Statement] | None]
 
 
 class GroupReader:
@@ -33,7 +34,10 @@ class GroupReader:
         self._ahead: Future[Group | None] | None = None
 
     def next(self) -> Group | None:
-        """Return the next group, the same one until it is ``stored``; None if none is left. Raises Unavailable."""
+        """Return the next group, the same one until it is ``stored``; None if none is left.
+
+        Raises Unavailable and ConfigError.
+        """
         if self._current is None:
             self._current = self._following()
         return self._current

@@ -39,6 +39,8 @@ class RetrieverGraph:
         self._thread.wait()
 
     def close(self) -> None:
-        """Stop after the current group of chunks. The rest is read after the next start."""
-        self._thread.close()
+        """Stop, after the group of chunks that is being stored. The rest is read after the next start."""
+        self._thread.stop()
+        # The thread may wait for a group that takes minutes to read.
         self._indexer.close()
+        self._thread.close()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from structlog.testing import capture_logs
+
 from protocol.errors import Unavailable
 from retriever.settings import RetrySettings
 from retriever.work_thread import WorkThread
@@ -91,6 +93,22 @@ def test_closing_ends_the_waiting():
         waiting.result(20)
         may_return.set()
         closing.result(20)
+
+
+def test_a_call_that_fails_because_of_the_stop_is_not_logged():
+    reached, closed = threading.Event(), threading.Event()
+
+    def do_next() -> bool:
+        reached.set()
+        closed.wait()
+        raise OSError("closed")
+
+    with capture_logs() as logs, working(do_next) as thread:
+        reached.wait()
+        thread.stop()
+        closed.set()
+        thread.close()
+    assert logs == []
 
 
 def test_closing_is_not_lost_if_it_comes_just_before_the_thread_waits():

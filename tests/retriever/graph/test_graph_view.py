@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from capitals import Capitals
 from graph_cases import GraphStore
 from retriever_cases import QUICK, TENANT, put, running
 from sharded_cases import running_shards
@@ -51,6 +52,11 @@ def state(store: GraphStore, name: str = "c", tenant: str = TENANT) -> GraphStat
 def unread(store: GraphStore) -> int:
     with store.database.read() as transaction:
         return viewer_of(store).unread_chunks(transaction)
+
+
+def unreadable(store: GraphStore) -> int:
+    with store.database.read() as transaction:
+        return viewer_of(store).unreadable_chunks(transaction)
 
 
 def add_facts(store: GraphStore, facts: list[tuple[str, str, str]], document: str = "a") -> None:
@@ -212,6 +218,47 @@ def test_chunks_that_another_extractor_has_read_are_unread(store):
     assert view(store).unread_chunks == unread(store) == 1
 
 
+class Choosy(Capitals):
+    """Cannot read what is in brackets."""
+
+    def extract(self, sources):
+        found = super().extract(sources)
+        return [None if "[" in source.text else read for source, read in zip(sources, found, strict=True)]
+
+
+def test_chunks_that_cannot_be_read_are_counted(tmp_path):
+    store = GraphStore(tmp_path, Choosy())
+    store.put("a", "[Alice met Bert.]")
+    store.put("b", "nothing here")
+    store.put("a", "[Alice met Bert.]", tenant="other")
+    store.read_all()
+    with pytest.raises(NoGraph, match="1 chunks could not be read, and no other names an entity"):
+        view(store)
+    store.put("c", CHAIN)
+    store.read_all()
+    found = view(store)
+    assert (found.unread_chunks, found.unreadable_chunks) == (unread(store), 1) == (0, 1)
+    assert unreadable(store) == 2
+    assert "[Alice" not in names(found)
+    store.delete("a")
+    assert (view(store).unreadable_chunks, unreadable(store)) == (0, 1)
+
+
+def test_a_chunk_that_another_extractor_can_read_is_not_unreadable(tmp_path):
+    store = GraphStore(tmp_path, Choosy())
+    store.put("a", f"[{CHAIN}]")
+    store.read_all()
+    again = GraphStore(tmp_path, Capitals("another"))
+    assert unreadable(again) == 0
+    again.read_all()
+    assert (view(again).unreadable_chunks, unreadable(again), len(names(view(again)))) == (0, 0, 5)
+    # A chunk that was readable once loses what was read of it.
+    back = GraphStore(tmp_path, Choosy())
+    back.read_all()
+    assert back.rows() == {"entities": 0, "statements": 0, "mentions": 0, "relations": 0, "read_chunks": 1}
+    assert unreadable(back) == 1
+
+
 def test_tenants_and_collections_are_apart(store):
     store.put("a", CHAIN)
     store.put("a", "Alice met Zoe.", tenant="other")
@@ -233,7 +280,8 @@ async def test_a_retriever_shows_its_graphs_and_what_they_lack(tmp_path):
         await retriever.wait_for_graph()
         found = await retriever.view_graph(GraphRequest(TENANT, "default", ("michelle phillips",)))
         assert stated(found) == [("Michelle Phillips", "bring", "Chynna Phillips")]
-        assert (await retriever.stats()).unread_chunks == 0
+        stats = await retriever.stats()
+        assert (stats.unread_chunks, stats.unreadable_chunks) == (0, 0)
         assert [info.graph for info in await retriever.list_collections(TENANT)] == [GraphState.READY]
         assert [info.graph for info in await retriever.list_collections("other")] == [GraphState.NONE]
     async with running(tmp_path) as retriever:
@@ -242,7 +290,8 @@ async def test_a_retriever_shows_its_graphs_and_what_they_lack(tmp_path):
             await retriever.view_graph(GraphRequest(TENANT, "default"))
         with pytest.raises(UnknownCollection):
             await retriever.view_graph(GraphRequest(TENANT, "nowhere"))
-        assert (await retriever.stats()).unread_chunks is None
+        stats = await retriever.stats()
+        assert stats.unread_chunks is stats.unreadable_chunks is None
         assert [info.graph for info in await retriever.list_collections(TENANT)] == [GraphState.NONE]
 
 
