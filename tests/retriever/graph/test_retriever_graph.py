@@ -1,0 +1,50 @@
+"""A retriever's graph as it is opened and closed."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from capitals import Capitals
+from graph_cases import GraphStore
+from retriever_cases import QUICK
+from structlog.testing import capture_logs
+
+from protocol.errors import Unavailable
+from retriever.graph.graph_viewer import GraphViewer
+from retriever.graph.retriever_graph import RetrieverGraph
+from retriever.store.graph_outline import GraphOutline
+from retriever.work_thread import WorkThread
+
+
+class Slow(Capitals):
+    """Reads until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.closed = threading.Event(), threading.Event()
+
+    def extract(self, sources):
+        self.reading.set()
+        self.closed.wait()
+        raise Unavailable("closed")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def graph_of(store: GraphStore) -> RetrieverGraph:
+    viewer = GraphViewer(store.documents, store.chunks, store.facts, GraphOutline(), store.catalog, "capitals")
+    thread = WorkThread("graph", store.indexer.index_next, QUICK, lambda: None, threading.Event())
+    return RetrieverGraph(store.catalog, store.indexer, thread, viewer)
+
+
+def test_closing_breaks_off_a_group_that_is_being_read(tmp_path):
+    slow = Slow()
+    store = GraphStore(tmp_path, slow)
+    store.put("a", "Titanic was made by Cameron.")
+    graph = graph_of(store)
+    with ThreadPoolExecutor(1) as pool, capture_logs() as logs:
+        graph.open()
+        assert slow.reading.wait(20)
+        pool.submit(graph.close).result(20)
+    assert logs == []
+    assert store.rows()["read_chunks"] == 0
