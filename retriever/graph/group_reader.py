@@ -66,4 +66,5 @@ class GroupReader:
             chunks = self._facts.unread(transaction, self._extractor.fingerprint, after, _CHUNKS_AT_ONCE)
         if not chunks:
             return None
-        return Group(chunks, self._extractor.extract([GraphSource(chunk.text, chunk.title) for chunk in chunks]))
+        sources = [GraphSource(chunk.text, chunk.title, chunk.triplets) for chunk in chunks]
+        return Group(chunks, self._extractor.extract(sources))

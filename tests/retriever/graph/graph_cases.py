@@ -5,7 +5,9 @@ from pathlib import Path
 
 from capitals import Capitals
 
+from protocol.graph import Triplet
 from retriever.embedding.hashing import HashingEmbedder
+from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
 from retriever.graph.group_reader import GroupReader
@@ -26,7 +28,7 @@ TABLES = ("entities", "statements", "mentions", "relations", "read_chunks")
 class GraphStore:
     """Documents of one tenant, and an indexer that reads them when asked to."""
 
-    def __init__(self, folder: Path, extractor: Capitals | None = None) -> None:
+    def __init__(self, folder: Path, extractor: Extractor | None = None) -> None:
         self.database = Database(folder / "store.sqlite3")
         self.documents, self.chunks, self.facts = Documents(Orphans()), Chunks(), Facts()
         self.embedder = HashingEmbedder()
@@ -41,9 +43,16 @@ class GraphStore:
             self.database, self.chunks, self.facts, self.groups, fingerprint, self.embedder, self.catalog
         )
 
-    def put(self, document_id: str, text: str, collection: str = "c", tenant: str = TENANT) -> None:
-        (prepared,) = self.preparer.prepare([SourceText(text, None)])
-        incoming = IncomingDocument(document_id, text, document_id, None, {})
+    def put(
+        self,
+        document_id: str,
+        text: str,
+        collection: str = "c",
+        tenant: str = TENANT,
+        triplets: tuple[Triplet, ...] = (),
+    ) -> None:
+        (prepared,) = self.preparer.prepare([SourceText(text, None, triplets)])
+        incoming = IncomingDocument(document_id, text, document_id, None, {}, triplets=triplets)
         with self.database.write() as transaction:
             key = self.documents.ensure_collection(transaction, tenant, collection)
             self.documents.put(transaction, key, incoming, prepared, "f")
