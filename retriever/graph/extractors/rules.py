@@ -43,7 +43,8 @@ class RulesExtractor:
 
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
         """Return the sentences of each chunk that name an entity."""
-        titles = {source.title: tuple(self._phrases.names_in(source.title)) for source in sources if source.title}
+        titled = list(dict.fromkeys(source.title for source in sources if source.title))
+        titles = dict(zip(titled, self._phrases.names_in_each(titled), strict=True))
         docs = self._phrases.parsed(source.text for source in sources)
         return [_statements(doc, titles.get(source.title or "", ())) for source, doc in zip(sources, docs, strict=True)]
 
