@@ -191,8 +191,10 @@ class RetrySettings(BaseModel):
 class GraphSettings(RetrySettings):
     """Whether collections have a graph, and what reads it from their documents."""
 
-    kind: Literal["none", "rules"] = Field(
-        "none", description="none: no graph. rules: names, noun phrases and verbs, by spaCy's small English model."
+    kind: Literal["none", "given", "rules"] = Field(
+        "none",
+        description="none: no graph. given: the triplets that come with documents, which other kinds have, too. "
+        "rules: names, noun phrases and verbs, by spaCy's small English model.",
     )
     entities: int = Field(10, ge=1, le=100, description="Entities of a question that its paths begin at.")
     hops: int = Field(2, ge=1, le=4, description="Most relations of a path.")

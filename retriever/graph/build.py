@@ -4,7 +4,6 @@ import threading
 from typing import NamedTuple
 
 from retriever.embedding.base import Embedder
-from retriever.graph.extractors.rules_process import RulesProcess
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer
 from retriever.graph.graph_searcher import GraphSearcher
@@ -42,11 +41,11 @@ def build_graph(
     if settings.kind == "none":
         return None
     # spaCy takes two seconds and 100 MiB, which only a graph needs.
+    from retriever.graph.extractors.factory import build_extractor
     from retriever.graph.extractors.phrases import Phrases
-    from retriever.graph.extractors.rules import rules_fingerprint
 
     phrases, facts = Phrases(), Facts()
-    extractor = RulesProcess(rules_fingerprint(phrases))
+    extractor = build_extractor(settings, phrases)
     reader = SubgraphReader(chunks, facts, settings)
     catalog = GraphCatalog(database, facts, embedder.dimension)
     groups = GroupReader(database, facts, extractor)

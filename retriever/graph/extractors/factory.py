@@ -1,0 +1,16 @@
+"""Build the extractor that the settings ask for."""
+
+from retriever.graph.extractors.base import Extractor
+from retriever.graph.extractors.given import GivenExtractor
+from retriever.graph.extractors.phrases import Phrases
+from retriever.graph.extractors.rules import rules_fingerprint
+from retriever.graph.extractors.rules_process import RulesProcess
+from retriever.graph.extractors.with_given import WithGiven
+from retriever.settings import GraphSettings
+
+
+def build_extractor(settings: GraphSettings, phrases: Phrases) -> Extractor:
+    """Return what reads chunks for a graph of this kind, which is not ``none``."""
+    if settings.kind == "given":
+        return GivenExtractor()
+    return WithGiven(RulesProcess(rules_fingerprint(phrases)))
