@@ -138,12 +138,13 @@ class ComposingInfo(msgspec.Struct, frozen=True):
     """How an engine composes KV: moving a token's KV to another position takes ``move_s`` seconds.
 
     ``methods`` are the selectors of what is computed again. ``no_trees`` says why the engine has no attention within
-    dependency trees; it is empty if it has.
+    dependency trees; it is empty if it has. It keeps the KV of branches of at most ``branch_tokens`` tokens.
     """
 
     move_s: float
     methods: tuple[str, ...]
     no_trees: str = ""
+    branch_tokens: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

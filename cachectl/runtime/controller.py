@@ -124,6 +124,7 @@ class Controller:
             step,
             settings.reorder_slack,
             shard.rank,
+            composing.branch_tokens if composing is not None else 0,
         )
         self._speculations = Speculations(self._scheduler.speculative)
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
@@ -314,6 +315,7 @@ class Controller:
         Raises Unavailable if an instance cannot be reached.
         """
         gone = self._tree.clear()
+        self._scheduler.branches.clear()
         await self._deliveries.everywhere(everything=True)
         return gone
 

@@ -54,6 +54,7 @@ class Deletion:
         self._forget_deserted()
         queries = self._queries(contents, namespace)
         gone = sum(self._tree.delete(content, namespace) for content in contents)
+        self._scheduler.branches.clear(namespace)
         if not self._deliveries.possible:
             return gone
         within = sorted(self._namespaces.seen) if deletion.namespace is None else [deletion.namespace]

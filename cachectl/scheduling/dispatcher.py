@@ -131,7 +131,7 @@ class Dispatcher:
             request.namespace,
             request.documents,
             scheduled.keys,
-            request.question_tokens,
+            self._book.question_tokens(request, scheduled.instance),
             scheduled.instance,
             now,
             request.pinned,
@@ -184,6 +184,13 @@ class Dispatcher:
             for query_id in self._lookahead.waiting_for(uppermost):
                 queue = self._instances.states[self._book.requests[query_id].instance].queue
                 queue.reprioritise(query_id, self._book.work(query_id))
+
+    def kept_branches(self, scheduled: ScheduledRequest) -> None:
+        """Reprioritise the requests that may find branches now which a request has computed on their instance."""
+        for query_id in self._instances.states[scheduled.instance].queue:
+            request = self._book.requests[query_id].request
+            if request.branches and request.namespace == scheduled.request.namespace:
+                self._instances.states[scheduled.instance].queue.reprioritise(query_id, self._book.work(query_id))
 
     def _fits_now(self, query_id: str) -> bool:
         """Whether a waiting request fits into the step as the tree is now, and no prefetch runs for it."""

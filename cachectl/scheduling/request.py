@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
+from cachectl.scheduling.kept_branches import KeyedBranch
 
 if TYPE_CHECKING:
     from cachectl.tree.grant import Grant
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them.
+    """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them, facts included.
 
     The first ``pinned`` documents are pinned: the system prompt. The request is not given to the instances in
-    ``avoid``. If documents may be composed, ``recompute_share`` of them is computed again.
+    ``avoid``. If documents may be composed, ``recompute_share`` of them is computed again. ``branches`` are those of
+    the dependency trees among the tokens behind the documents.
     """
 
     query_id: str
@@ -26,6 +28,7 @@ class Request(NamedTuple):
     pinned: int = 0
     avoid: tuple[str, ...] = ()
     recompute_share: float | None = None
+    branches: tuple[KeyedBranch, ...] = ()
 
 
 class ScheduledRequest:

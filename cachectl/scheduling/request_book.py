@@ -11,15 +11,17 @@ from protocol.errors import InvalidRequest, UnknownPlan
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from cachectl.scheduling.kept_branches import KeptBranches
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.prefix_lookup import CachedPrefix
 
 
 class RequestBook:
-    """Requests by query, in order of arrival, and what each of them finds in the tree now."""
+    """Requests by query, in order of arrival, and what each of them finds now: in the tree, and of its ``branches``."""
 
-    def __init__(self, tree: KnowledgeTree) -> None:
+    def __init__(self, tree: KnowledgeTree, branches: KeptBranches) -> None:
         self._tree = tree
+        self._branches = branches
         self.requests: dict[str, ScheduledRequest] = {}
 
     def new(self, request: Request) -> ScheduledRequest:
@@ -69,10 +71,16 @@ class RequestBook:
             request.namespace,
             request.documents,
             instance,
-            request.question_tokens,
+            self.question_tokens(request, instance),
             request.pinned,
             request.recompute_share,
         )
+
+    def question_tokens(self, request: Request, instance: str) -> int:
+        """How many tokens behind its documents an instance has to compute for a request: all but kept branches."""
+        if not request.branches:
+            return request.question_tokens
+        return request.question_tokens - self._branches.found(instance, request.namespace, request.branches)
 
     def found(self, query_id: str) -> CachedPrefix:
         """What a waiting request finds on its instance now."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cachectl.scheduling.dispatcher import Dispatcher
 from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
 from cachectl.scheduling.instances import Instances
+from cachectl.scheduling.kept_branches import KeptBranches
 from cachectl.scheduling.queue import Work
 from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
@@ -44,7 +45,8 @@ class Scheduler:
     If the engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the
     engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. ``lifecycle`` adds and
     removes ``instances``. Schedulers that share instances and know nothing of each other's load need another ``rank``
-    of them each. Raises ConfigError if nothing could ever run.
+    of them each. ``branches`` are what the instances keep of dependency trees, up to ``branch_tokens`` each. Raises
+    ConfigError if nothing could ever run.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Scheduler:
         step: StepBudget | None = None,
         slack: float = math.inf,
         rank: Callable[[str], int] = _equal,
+        branch_tokens: int = 0,
     ) -> None:
         self.tree = tree
         self._lookahead = lookahead
-        self.book = RequestBook(tree)
+        self.branches = KeptBranches(branch_tokens)
+        self.book = RequestBook(tree, self.branches)
         self.instances = Instances(tree.tiers, max_running, max_queued, window, slack, step, self.book.work, rank)
         self._dispatcher = Dispatcher(tree, lookahead, self.book, self.instances, step)
         self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._dispatcher)
@@ -103,6 +107,10 @@ class Scheduler:
         scheduled = self.book.running(query_id)
         assert scheduled.grant is not None
         self._dispatcher.gained(self.tree.grants.prefilled(scheduled.grant, lost))
+        request = scheduled.request
+        if request.branches:
+            self.branches.keep(scheduled.instance, request.namespace, request.branches)
+            self._dispatcher.kept_branches(scheduled)
         self.instances.states[scheduled.instance].leave_step(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
 

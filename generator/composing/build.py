@@ -45,11 +45,15 @@ _PROBED_TOKEN = 100
 
 
 class Composers(NamedTuple):
-    """What composes an engine's KV: ``documents``, and dependency ``trees``, or None and why not (``no_trees``)."""
+    """What composes an engine's KV: ``documents``, and dependency ``trees``, or None and why not (``no_trees``).
+
+    The KV of so many ``branch_tokens`` is kept.
+    """
 
     documents: Composer
     trees: TreeComposer | None
     no_trees: str
+    branch_tokens: int
 
 
 def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composers:
@@ -77,11 +81,12 @@ def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int
     deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
     page_tokens = blocks.page_tokens
     documents = Composer(layers, forward, selectors, deviation, kept, beside, page_tokens, step_tokens)
-    branches = BranchCache(int(settings.graph_gib * (1 << 30)))
+    room = int(settings.graph_gib * (1 << 30))
     try:
-        return Composers(documents, TreeComposer(layers, forward, branches, page_tokens, step_tokens), "")
+        trees = TreeComposer(layers, forward, BranchCache(room), page_tokens, step_tokens)
     except ConfigError as error:
-        return Composers(documents, None, error.message)
+        return Composers(documents, None, error.message, 0)
+    return Composers(documents, trees, "", room * page_tokens // blocks.page_bytes)
 
 
 def _auxiliary_selectors(

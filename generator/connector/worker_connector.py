@@ -115,9 +115,9 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             # Whatever the error is, the engine serves: it only composes nothing.
             log.exception("kv_not_composable")
             return None, f"composing failed at its start: {type(error).__name__}: {error}"
-        documents, trees, no_trees = composers
+        documents, trees, no_trees, branch_tokens = composers
         self._worker_side.compose_with(Compositions(documents, trees, self._page_tokens, runner.device))
-        return ComposingInfo(move_s, documents.methods, no_trees), ""
+        return ComposingInfo(move_s, documents.methods, no_trees, branch_tokens), ""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.

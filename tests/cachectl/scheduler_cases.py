@@ -31,6 +31,7 @@ def build_scheduler(
     window: int = 9,
     step: StepBudget | None = None,
     rank: Callable[[str], int] = lambda _: 0,
+    branch_tokens: int = 0,
 ) -> Scheduler:
     """A scheduler over these instances, or over one. ``load_s`` are seconds per loaded token."""
     lookahead = Lookahead()
@@ -41,7 +42,7 @@ def build_scheduler(
         lambda cached, new: float(new),
         load_seconds=lambda tokens, _: tokens * load_s,
     )
-    return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank)
+    return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank, branch_tokens=branch_tokens)
 
 
 @contextmanager

@@ -119,6 +119,7 @@ class InstanceRegistry:
         case the instance has restarted with empty tiers.
         """
         self._peer_reads.forget(instance)
+        self._scheduler.branches.forget(instance)
         failed, waiting = self._leases.restart(instance, location, peers)
         # Before anything can be refused: a bad report must not restart the instance again at every look.
         self.boots[instance] = boot
@@ -151,5 +152,6 @@ class InstanceRegistry:
         for instance in self._scheduler.lifecycle.ended():
             self._scheduler.lifecycle.remove(instance)
             self._peer_reads.forget(instance)
+            self._scheduler.branches.forget(instance)
             self._deliveries.discard_missed(instance)
             self.boots.pop(instance, None)
