@@ -96,6 +96,9 @@ class RetrieverStats(msgspec.Struct, frozen=True):
     unreadable_chunks: int | None = None
 
 
+MOST_TRIPLETS = 10_000
+"""Triplets of an upload."""
+
 DEFAULT_COLLECTION = "default"
 """The collection of requests that name none. It exists for every tenant from the start."""
 

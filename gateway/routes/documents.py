@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
@@ -14,11 +15,12 @@ from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, 
 from gateway.routes.responses import json_response
 from gateway.stores.uploads import SeenJob
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
-from gateway.wire.openapi import errors, json_reply
+from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, CollectionBody, DocumentBody
 from protocol.documents import CollectionInfo, DocumentUpload
 from protocol.errors import InvalidEncoding, UnknownChunk, UnknownDocument, UnsupportedMediaType
 from protocol.filters import Attributes
+from protocol.graph import Triplet
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 
@@ -59,7 +61,7 @@ _UPLOAD: dict[str, Any] = {
             f"{_office}wordprocessingml.document": _binary,
             f"{_office}presentationml.presentation": _binary,
             f"{_office}spreadsheetml.sheet": _binary,
-            "application/json": {"schema": DocumentBody.openapi()},
+            "application/json": {"schema": reference(DocumentBody)},
             "application/octet-stream": _binary,
         },
     }
@@ -93,8 +95,9 @@ async def put_document(
 ) -> Response:
     """Add a document, or replace the document with its id.
 
-    ``filename``, ``title`` and ``attributes`` describe raw bodies. A JSON body contains them. The suffix of the file
-    name, or else of the id, says how to read a body of ``application/octet-stream`` or without a content type.
+    ``filename``, ``title`` and ``attributes`` describe raw bodies. A JSON body contains them, and may have
+    ``triplets``. The suffix of the file name, or else of the id, says how to read a body of
+    ``application/octet-stream`` or without a content type.
     """
     body = await request.body()
     await ticket.received(len(body))
@@ -123,7 +126,7 @@ async def put_batch(
     ticket: UploadTicketDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Add one document per line: ``{"id", "text", "filename"?, "title"?, "attributes"?}``."""
+    """Add one document per line: ``{"id", "text", "filename"?, "title"?, "attributes"?, "triplets"?}``."""
     if media_type(request) not in JSON_LINES:
         raise UnsupportedMediaType(
             f"Unsupported content type {media_type(request)!r}; send JSON lines as application/x-ndjson."
@@ -243,4 +246,13 @@ def _from_json(document_id: str, body: bytes) -> DocumentUpload:
         raise InvalidEncoding(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
     with validating("body"):
         given = DocumentBody.model_validate_json(body)
-    return DocumentUpload(document_id, given.text.encode(), "text/plain", given.filename, given.title, given.attributes)
+    triplets = tuple(Triplet(triplet.head, triplet.relation, triplet.tail) for triplet in given.triplets)
+    return DocumentUpload(
+        document_id,
+        given.text.encode(),
+        "text/plain",
+        given.filename,
+        given.title,
+        given.attributes,
+        triplets or UNSET,
+    )

@@ -21,7 +21,7 @@ from gateway.wire.openai.embeddings import EmbeddingList
 from gateway.wire.openai.models import Model, ModelList
 from gateway.wire.openai.response_events import RESPONSE_EVENTS
 from gateway.wire.openai.response_object import ResponseObject
-from gateway.wire.schemas import WarmBody
+from gateway.wire.schemas import DocumentBody, WarmBody
 from gateway.wire.search import SearchReply
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
@@ -69,7 +69,7 @@ _TYPES = (
     Health,
     Ready,
 )
-_BODIES: tuple[type[BaseModel], ...] = (WarmBody,)
+_BODIES: tuple[type[BaseModel], ...] = (DocumentBody, WarmBody)
 """Bodies that a route reads itself, so FastAPI does not know their schemas."""
 
 Responses = dict[int | str, dict[str, Any]]

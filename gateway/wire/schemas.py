@@ -3,14 +3,14 @@
 The API key determines the tenant. Only administrators may name another tenant in a body.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from gateway.settings import GatewaySettings
 from gateway.wire.context_fields import ContextFields
 from gateway.wire.filters import RequestFilter
-from protocol.documents import DEFAULT_COLLECTION
+from protocol.documents import DEFAULT_COLLECTION, MOST_TRIPLETS
 from protocol.errors import QuestionTooLong
 from protocol.graph import GraphMode
 from protocol.plans import DocumentOrder, Reuse
@@ -201,6 +201,15 @@ class PinBody(BaseModel):
     pinned: bool = True
 
 
+class TripletBody(BaseModel):
+    """One relation between two entities, as a document states it."""
+
+    model_config = ConfigDict(extra="forbid")
+    head: Text
+    relation: Text
+    tail: Text
+
+
 class DocumentBody(BaseModel):
     """A document as JSON."""
 
@@ -209,8 +218,9 @@ class DocumentBody(BaseModel):
     filename: Text | None = Field(default=None, min_length=1, max_length=512)
     title: Text | None = Field(default=None, max_length=1024)
     attributes: AttributeMap = {}
-
-    @classmethod
-    def openapi(cls) -> dict[str, Any]:
-        """The JSON schema, for routes that read their body themselves."""
-        return cls.model_json_schema()
+    triplets: list[TripletBody] = Field(
+        default=[],
+        max_length=MOST_TRIPLETS,
+        description="What the document states, for the graph of its collection. Each part has at most 120 characters, "
+        "and a letter or digit. Head and tail are different names.",
+    )

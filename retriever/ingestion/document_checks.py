@@ -4,15 +4,13 @@ import math
 import re
 from collections.abc import Sequence
 
+from protocol.documents import MOST_TRIPLETS
 from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.filters import Attributes, AttributeValue
 from protocol.graph import Triplet
 from retriever.graph.names import LONGEST_NAME, name_key, tidy, words_of
 from retriever.loaders.base import clean
 from retriever.store.incoming_document import IncomingDocument
-
-MOST_TRIPLETS = 10_000
-"""Triplets of a document."""
 
 _LONGEST_NAME = 1024
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")

@@ -29,7 +29,7 @@ def ingest(
         list[Path] | None,
         typer.Argument(
             help="Files or folders: text, Markdown, HTML, PDF, Office, EPUB, CSV, JSON, source code, and JSON lines of "
-            "documents.",
+            "documents, which may have triplets.",
             exists=True,
         ),
     ] = None,

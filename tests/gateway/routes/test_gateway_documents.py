@@ -1,14 +1,18 @@
 import json
 
 import pytest
+from msgspec import UNSET
 
+from protocol.documents import MOST_TRIPLETS
 from protocol.errors import (
     BrokenDocument,
     EncryptedDocument,
     IdempotencyMismatch,
+    InvalidRequest,
     StorageFull,
     Unavailable,
 )
+from protocol.graph import Triplet
 
 HERE = "/v1/collections/default/documents"
 
@@ -42,6 +46,38 @@ async def test_json_document(served):
     ((_, _, upload, _),) = served.stack.retriever.uploads
     assert (upload.content, upload.media_type) == ("Héllo.".encode(), "text/plain")
     assert (upload.filename, upload.title, upload.attributes) == ("a.txt", "A", {"lang": "en"})
+
+
+async def test_triplets_of_a_json_document(served):
+    triplets = [{"head": "Marie Curie", "relation": "born in", "tail": "Warsaw"}]
+    for body in ({"text": "x", "triplets": triplets}, {"text": "x", "triplets": []}, {"text": "x"}):
+        assert (await served.client.put(f"{HERE}/a", json=body)).status_code == 202
+    given, *without = [upload.triplets for _, _, upload, _ in served.stack.retriever.uploads]
+    assert given == (Triplet("Marie Curie", "born in", "Warsaw"),)
+    assert without == [UNSET, UNSET]
+
+
+@pytest.mark.parametrize(
+    ("triplets", "param"),
+    [
+        (None, "triplets"),
+        (["Marie"], "triplets.0"),
+        ([{"head": "a", "relation": "r"}], "triplets.0.tail"),
+        ([{"head": "a", "relation": "r", "tail": "b"}, {"head": 1, "relation": "r", "tail": "b"}], "triplets.1.head"),
+        ([{"head": "a", "relation": "r", "tail": "b", "weight": 1}], "triplets.0.weight"),
+        ([{"head": "a", "relation": "r", "tail": "b"}] * (MOST_TRIPLETS + 1), "triplets"),
+    ],
+)
+async def test_triplets_of_another_form_are_refused(served, triplets, param):
+    answer = await served.client.put(f"{HERE}/a", json={"text": "x", "triplets": triplets})
+    assert (answer.status_code, shape(answer)["code"], shape(answer)["param"]) == (422, "invalid_value", param)
+    assert served.stack.retriever.uploads == []
+
+
+async def test_triplets_that_name_nothing_are_refused_by_their_place(served):
+    served.stack.phases.failing["put"] = InvalidRequest("triplets[2].head is empty", param="triplets[2].head")
+    answer = await served.client.put(f"{HERE}/a", json={"text": "x", "triplets": []})
+    assert (answer.status_code, shape(answer)["param"]) == (400, "triplets[2].head")
 
 
 @pytest.mark.parametrize("given", ["a/b.c", "a%2Fb.c"])

@@ -6,12 +6,12 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.documents import DocumentUpload
+from protocol.documents import MOST_TRIPLETS, DocumentUpload
 from protocol.errors import InvalidRequest
 from protocol.graph import Triplet
 from retriever.graph.names import LONGEST_NAME, name_key
 from retriever.ingestion.batch_parser import parse_batch
-from retriever.ingestion.document_checks import MOST_TRIPLETS, checked_document
+from retriever.ingestion.document_checks import checked_document
 from retriever.ingestion.upload_intake import body_hash
 from retriever.store.incoming_document import IncomingDocument
 
