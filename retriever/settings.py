@@ -1,6 +1,6 @@
 """The retriever's configuration."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -188,19 +188,43 @@ class RetrySettings(BaseModel):
     retry_max_s: float = Field(60.0, gt=0, description="Longest such pause. Each is twice the previous one.")
 
 
+class LlmSettings(BaseModel):
+    """A language model that reads chunks for the graph, behind an endpoint that serves OpenAI's chats."""
+
+    model_config = _FIXED
+
+    base_url: str = Field(pattern=r"^https?://", description="URL of the endpoint, such as http://host:8000/v1.")
+    model: str = Field(description="Name of the model at the endpoint.")
+    api_key: SecretStr | None = Field(None, description="API key, sent as a bearer token.")
+    timeout_s: float = Field(60.0, gt=0, description="Timeout of a request in seconds.")
+    max_retries: int = Field(3, ge=0, description="Retries of a failed request.")
+    concurrency: int = Field(4, gt=0, description="Requests at once.")
+    max_tokens: int = Field(2048, gt=0, description="Longest answer in tokens. Of a longer one, its beginning is read.")
+    structured: bool = Field(True, description="Whether answers have to follow a JSON schema, by response_format.")
+    extra_body: dict[str, Any] = Field({}, description="Fields to add to each request, such as those of vLLM.")
+
+
 class GraphSettings(RetrySettings):
     """Whether collections have a graph, and what reads it from their documents."""
 
-    kind: Literal["none", "given", "rules"] = Field(
+    kind: Literal["none", "given", "rules", "llm"] = Field(
         "none",
         description="none: no graph. given: the triplets that come with documents, which other kinds have, too. "
-        "rules: names, noun phrases and verbs, by spaCy's small English model.",
+        "rules: names, noun phrases and verbs, by spaCy's small English model. "
+        "llm: what the language model of llm writes.",
     )
+    llm: LlmSettings | None = Field(None, description="The language model of kind llm, behind an endpoint.")
     entities: int = Field(10, ge=1, le=100, description="Entities of a question that its paths begin at.")
     hops: int = Field(2, ge=1, le=4, description="Most relations of a path.")
     paths: int = Field(
         30, ge=0, le=1000, description="Paths of a search: those nearest to the question, over all of its entities."
     )
+
+    @model_validator(mode="after")
+    def _llm_with_its_endpoint(self) -> Self:
+        if self.kind == "llm" and self.llm is None:
+            raise ValueError("a graph of kind llm needs an endpoint: set llm.base_url and llm.model")
+        return self
 
 
 class IngestSettings(RetrySettings):

@@ -2,6 +2,7 @@
 
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.extractors.given import GivenExtractor
+from retriever.graph.extractors.llm.extractor import LlmExtractor
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import rules_fingerprint
 from retriever.graph.extractors.rules_process import RulesProcess
@@ -10,7 +11,10 @@ from retriever.settings import GraphSettings
 
 
 def build_extractor(settings: GraphSettings, phrases: Phrases) -> Extractor:
-    """Return what reads chunks for a graph of this kind, which is not ``none``."""
+    """Return what reads chunks for a graph of this kind, which is not ``none``. Raises ConfigError."""
     if settings.kind == "given":
         return GivenExtractor()
+    if settings.kind == "llm":
+        assert settings.llm is not None
+        return WithGiven(LlmExtractor(settings.llm))
     return WithGiven(RulesProcess(rules_fingerprint(phrases)))

@@ -1,0 +1,1 @@
+"""Extraction by a language model behind an OpenAI-compatible endpoint."""
