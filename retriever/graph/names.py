@@ -12,7 +12,9 @@ _SEPARATORS = re.compile(r"[\W_]+")
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text without case, accents and punctuation, as names are compared."""
-    plain = "".join(c for c in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(c))
+    plain = text.casefold()
+    if not text.isascii():
+        plain = "".join(c for c in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(c))
     return _SEPARATORS.sub(" ", plain).split()
 
 

@@ -79,9 +79,10 @@ def _checked_triplets(triplets: Sequence[Triplet]) -> tuple[Triplet, ...]:
         head, relation, tail = (
             _checked_part(part, f"{place}.{name}") for name, part in zip(Triplet._fields, given, strict=True)
         )
-        if name_key(head) == name_key(tail):
+        ends = name_key(head), name_key(tail)
+        if ends[0] == ends[1]:
             raise InvalidRequest(f"{place}.tail is the same name as its head", param=f"{place}.tail")
-        kept.setdefault((name_key(head), relation, name_key(tail)), Triplet(head, relation, tail))
+        kept.setdefault((*ends, relation), Triplet(head, relation, tail))
     return tuple(kept.values())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retriever.graph.names import LONGEST_NAME, name_key, tidy
+from retriever.graph.names import LONGEST_NAME, name_key, tidy, words_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,16 @@ def test_a_name_in_another_script_keeps_its_letters():
 
 def test_a_tidy_name_has_single_spaces_and_no_quotation_marks():
     assert tidy(' "Victim  of\nRomance" ') == "Victim of Romance"
+
+
+def test_words_of_a_text_are_plain():
+    assert words_of("The *NIELS* Bohr_Institute, stra\u00dfe 7.") == [
+        "the",
+        "niels",
+        "bohr",
+        "institute",
+        "strasse",
+        "7",
+    ]
+    assert words_of("\ufb01ve Caf\u00e9s") == ["five", "cafes"]
+    assert words_of(" .\n") == []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 from retriever_cases import TENANT, put, put_lines, running
+from sharded_cases import running_shards
 
 from protocol.graph import Triplet
 from retriever.embedding.hashing import HashingEmbedder
@@ -69,6 +70,17 @@ async def test_a_deleted_document_takes_its_triplets_along(tmp_path):
         await put(retriever, "a", TEXT, triplets=(BORN,))
         await retriever.delete_document(TENANT, "default", "a")
     assert (columns(tmp_path, "documents"), columns(tmp_path, "chunks")) == ([], [])
+
+
+async def test_shards_get_the_triplets_of_their_documents(tmp_path):
+    names = [f"d{number}" for number in range(8)]
+    async with running_shards(tmp_path, 2) as (retriever, _):
+        await put_lines(retriever, [{"id": name, "text": TEXT, "triplets": objects(BORN)} for name in names[:4]])
+        for name in names[4:]:
+            await put(retriever, name, TEXT, triplets=(MARRIED,))
+    of_each = [columns(tmp_path / str(number), "documents") for number in range(2)]
+    assert all(of_each)
+    assert sorted(triplet for shard in of_each for found in shard for triplet in found) == [BORN] * 4 + [MARRIED] * 4
 
 
 class Other(HashingEmbedder):
