@@ -63,7 +63,7 @@ class GraphIndexer:
         for chunk, statements in zip(group.chunks, self._embedded(group), strict=True):
             by_collection[chunk.collection].append((chunk, statements))
         for chunk, found in zip(group.chunks, group.statements, strict=True):
-            names[chunk.collection] |= _names(found or ())
+            names[chunk.collection] = _names(found or ()) | names[chunk.collection]
         for collection, stated in by_collection.items():
             self._store(collection, stated, names[collection])
             self.changed(collection)

@@ -61,6 +61,13 @@ def test_spellings_of_one_name_are_one_entity(store):
     assert store.relations() == {BORN, LIES}
 
 
+def test_an_entity_has_the_spelling_that_was_found_first(store):
+    store.put("a", "one", triplets=(LIES,))
+    store.put("b", "two", triplets=(Triplet("The WARSAW", "is", "a city"),))
+    store.read_all()
+    assert store.names() == {"Warsaw", "Vistula", "a city"}
+
+
 def test_triplets_count_beside_what_an_extractor_finds():
     extractor = WithGiven(Capitals())
     (found,) = extractor.extract(
