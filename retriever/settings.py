@@ -199,7 +199,7 @@ class LlmSettings(BaseModel):
     timeout_s: float = Field(60.0, gt=0, description="Timeout of a request in seconds.")
     max_retries: int = Field(3, ge=0, description="Retries of a failed request.")
     concurrency: int = Field(4, gt=0, description="Requests at once.")
-    max_tokens: int = Field(2048, gt=0, description="Longest answer in tokens. Of a longer one, its beginning is read.")
+    max_tokens: int = Field(1024, gt=0, description="Longest answer in tokens. Of a longer one, its beginning is read.")
     structured: bool = Field(True, description="Whether answers have to follow a JSON schema, by response_format.")
     extra_body: dict[str, Any] = Field({}, description="Fields to add to each request, such as those of vLLM.")
 
