@@ -44,7 +44,7 @@ def passage_of(body: Body) -> str:
 class ChatServer:
     """Replies with what ``reply`` makes of a body. It replies with the statuses ``failures`` first.
 
-    It holds requests back while ``released`` is cleared.
+    It holds requests back while ``released`` is cleared, and sends spaces before its replies while ``drips`` is set.
     """
 
     def __init__(self, reply: Callable[[Body], Reply]) -> None:
@@ -55,6 +55,8 @@ class ChatServer:
         self.released = threading.Event()
         self.released.set()
         self.asked = threading.Event()
+        self.drips = False
+        self._closing = threading.Event()
         self.running = self.most_running = 0
         lock = threading.Lock()
         server = self
@@ -78,9 +80,11 @@ class ChatServer:
                 try:
                     self.send_response(reply.status)
                     self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(reply.content)))
+                    self.send_header("Content-Length", str(len(reply.content) + (1_000_000 if server.drips else 0)))
                     self.send_header("retry-after-ms", "1")
                     self.end_headers()
+                    while server.drips and not server._closing.wait(0.02):
+                        self.wfile.write(b" ")
                     self.wfile.write(reply.content)
                 except OSError:
                     # The client has left.
@@ -99,6 +103,7 @@ class ChatServer:
 
     def close(self) -> None:
         self.released.set()
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
 

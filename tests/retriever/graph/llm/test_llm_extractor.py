@@ -11,6 +11,7 @@ from chat_server import Body, ChatServer, Reply, chatting, passage_of, triplets
 from protocol.errors import ConfigError, Unavailable
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.llm import chat_endpoint
 from retriever.graph.extractors.llm.extractor import LlmExtractor
 
 TEXT = "Marie Curie was born in Warsaw. Warsaw lies on the Vistula."
@@ -84,6 +85,18 @@ def test_chunks_have_their_own_statements_in_order():
         assert len(server.requests) == 30, "a text that comes twice is read once"
         assert 1 < server.most_running <= 5
         assert extractor.extract([]) == []
+
+
+def test_threads_share_the_requests_at_once():
+    def reply(_: Body) -> Reply:
+        time.sleep(0.01)
+        return Reply(GOOD)
+
+    groups = [[GraphSource(f"{group} {number}") for number in range(8)] for group in "abc"]
+    with extracting(reply, concurrency=2) as (extractor, server), ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(extractor.extract, groups))
+        assert [len(statements) for statements in found] == [8, 8, 8]
+        assert server.most_running <= 2
 
 
 @pytest.mark.parametrize(
@@ -160,6 +173,17 @@ def test_an_endpoint_that_does_not_answer_in_time_is_unavailable():
         with pytest.raises(Unavailable):
             extractor.extract([SOURCE])
         assert time.monotonic() - began < 20
+
+
+def test_an_endpoint_that_never_ends_its_answer_is_unavailable(monkeypatch):
+    monkeypatch.setattr(chat_endpoint, "_LONGEST_PAUSE_S", 0.1)
+    with extracting(GOOD, timeout_s=0.5, max_retries=1) as (extractor, server):
+        server.drips = True
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            extractor.extract([SOURCE])
+        assert 1 < time.monotonic() - began < 20
+        assert len(server.requests) == 1, "each of its bytes came in time"
 
 
 @pytest.mark.parametrize(
