@@ -199,7 +199,7 @@ def test_an_endpoint_that_never_ends_its_answer_is_unavailable(monkeypatch):
         (Reply(body=b'{"choices": [{"text": "a"}]}'), "answers no request"),
         (Reply(body=GOOD.encode()), "answers no request"),
         (Reply(body=b"[" * 100_000), "answers no request"),
-        (Reply(status=401, body=b"<html>" + b"x" * 100_000), "401"),
+        (Reply(status=401, body=b'{"error": {"message": "' + b"x" * 100_000 + b'"}}'), "401"),
     ],
 )
 def test_an_endpoint_that_cannot_be_used_is_a_configuration_error(reply: Reply, reason: str):
