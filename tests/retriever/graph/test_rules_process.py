@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -85,15 +84,12 @@ def test_closing_ends_a_group_that_is_being_read(process):
 
 def test_the_worker_ends_with_its_parent(process):
     process.extract(SOURCES)
-    worker = process._worker
-    assert worker is not None
+    assert process._worker is not None
+    worker = process._worker._process
     assert worker.stdin is not None
     # What the kernel does when the parent is gone.
     worker.stdin.close()
-    deadline = time.monotonic() + 30
-    while worker.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert worker.poll() == 0
+    assert worker.wait(30) == 0
 
 
 def test_the_worker_sees_no_variable_of_this_process(process, monkeypatch):
