@@ -67,3 +67,21 @@ def test_a_deletion_takes_the_facts_and_their_kv_along(family):
     assert "Bertha Grant" not in str(reply["graph"])
     assert reply["usage"]["prompt_tokens_details"]["composed_tokens"] == 0
     family.ingest("family", FAMILY)
+
+
+def test_uploaded_triplets_are_facts_as_long_as_their_document_is_there(family):
+    guild = {
+        "text": "The ledger of the guild.",
+        "triplets": [{"head": "Dora Stone", "relation": "owns", "tail": "Acme Company"}],
+    }
+    with family.client() as client:
+
+        def around_dora() -> tuple[int, list[tuple[str, str, str]]]:
+            seen = client.get("/v1/collections/family/graph", params={"label": "Dora Stone", "max_depth": 1})
+            relations = seen.json().get("relations", [])
+            return seen.status_code, [(each["head"], each["relation"], each["tail"]) for each in relations]
+
+        assert client.put("/v1/collections/family/documents/guild", json=guild).status_code == 202
+        until(lambda: ("Dora Stone", "owns", "Acme Company") in around_dora()[1])
+        assert client.delete("/v1/collections/family/documents/guild").status_code == 200
+        assert around_dora() == (404, [])
