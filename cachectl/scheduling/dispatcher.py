@@ -185,12 +185,13 @@ class Dispatcher:
                 queue = self._instances.states[self._book.requests[query_id].instance].queue
                 queue.reprioritise(query_id, self._book.work(query_id))
 
-    def kept_branches(self, scheduled: ScheduledRequest) -> None:
-        """Reprioritise the requests that may find branches now which a request has computed on their instance."""
-        for query_id in self._instances.states[scheduled.instance].queue:
+    def gained_branches(self, instance: str, namespace: str) -> None:
+        """Reprioritise the requests of a namespace that may find branches which their instance has just computed."""
+        queue = self._instances.states[instance].queue
+        for query_id in queue:
             request = self._book.requests[query_id].request
-            if request.branches and request.namespace == scheduled.request.namespace:
-                self._instances.states[scheduled.instance].queue.reprioritise(query_id, self._book.work(query_id))
+            if request.branches and request.namespace == namespace:
+                queue.reprioritise(query_id, self._book.work(query_id))
 
     def _fits_now(self, query_id: str) -> bool:
         """Whether a waiting request fits into the step as the tree is now, and no prefetch runs for it."""

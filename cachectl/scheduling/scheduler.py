@@ -110,7 +110,7 @@ class Scheduler:
         request = scheduled.request
         if request.branches:
             self.branches.keep(scheduled.instance, request.namespace, request.branches)
-            self._dispatcher.kept_branches(scheduled)
+            self._dispatcher.gained_branches(scheduled.instance, request.namespace)
         self.instances.states[scheduled.instance].leave_step(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
 

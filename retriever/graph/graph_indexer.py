@@ -19,8 +19,8 @@ _Stated = tuple[UnreadChunk, list[KeyedStatement] | None]
 class GraphIndexer:
     """Embeds the statements and names of chunks, and stores them, a group in one commit.
 
-    Only the store says what is left to read. So a crash loses at most a group's work, and a chunk that is deleted while
-    it is read leaves nothing behind. The graph in memory is refreshed when all chunks have been read.
+    Only the store says what is left to read. So a crash loses the work on two groups at most, and a chunk that is
+    deleted while it is read leaves nothing behind. The graph in memory is refreshed when all chunks have been read.
 
     ``fingerprint`` is that of the extractor.
     """

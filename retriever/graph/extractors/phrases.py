@@ -43,10 +43,10 @@ class Phrases:
 
     def names_in(self, text: str) -> list[str]:
         """Return the names and noun phrases of a question."""
-        return self.names_in_each([text])[0]
+        return names_of(self._nlp(text)[:])
 
     def names_in_each(self, texts: Iterable[str]) -> list[list[str]]:
-        """Return the names and noun phrases of each question or title. Many short texts at once take little time."""
+        """Return the names and noun phrases of each title. Many short texts take less time at once than one by one."""
         return [names_of(doc[:]) for doc in self._nlp.pipe(texts)]
 
 

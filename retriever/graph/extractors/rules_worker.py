@@ -3,9 +3,7 @@
 It reads one group of chunks after another from standard input.
 """
 
-import os
 import sys
-from contextlib import suppress
 
 import msgspec
 from threadpoolctl import threadpool_limits
@@ -14,14 +12,12 @@ from retriever.frames import read_frame, write_frame
 from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import RulesExtractor
-
-_NICENESS = 10
+from retriever.thread_priorities import lower_priority
 
 
 def main() -> None:
     """Read chunks until standard input closes."""
-    with suppress(OSError):
-        os.nice(_NICENESS)
+    lower_priority()
     # The embedder computes at the same time, on the other cores.
     threadpool_limits(limits=1)
     extractor = RulesExtractor(Phrases())
