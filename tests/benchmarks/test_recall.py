@@ -66,8 +66,13 @@ def test_exact_recall_uses_all_inner_products_despite_a_saved_index(tales, tmp_p
         assert recall_of.exact == truth
         assert recall_of.dense < truth - 0.1
         # Three words of a text find it, which an index of few probes does not.
-        assert recall_of.sparse > recall_of.hybrid > recall_of.dense
-        assert all(0 < gain < 1 for gain in msgspec.structs.astuple(result.ndcg_at_10))
+        assert recall_of.sparse == 1
+        assert recall_of.hybrid > recall_of.dense
+        # Where ingestion is slower, the index is trained on other texts. So hybrid search may find all texts, too, but
+        # it ranks them lower than sparse search does.
+        gain_of = result.ndcg_at_10
+        assert gain_of.sparse > gain_of.hybrid > gain_of.dense
+        assert all(0 < gain < 1 for gain in msgspec.structs.astuple(gain_of))
         assert list((tmp_path / "indexes").iterdir())
 
 
