@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack
+from threading import Lock
 
 import structlog
+from anyio import CancelScope
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, Unavailable
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import GraphSource, Statement
 from retriever.graph.extractors.llm.answer import read_answer
 from retriever.graph.extractors.llm.chat_endpoint import ChatEndpoint, NoAnswer
-from retriever.graph.extractors.llm.loop_thread import LoopThread
 from retriever.graph.extractors.llm.prompt import PROMPT_VERSION, TRIPLETS_FORMAT, messages_about
 from retriever.graph.extractors.llm.tidying import tidied
 from retriever.graph.extractors.placed import placed
@@ -30,6 +34,9 @@ class LlmExtractor:
 
     If the endpoint fails in a group, the answers that it has given are kept for the next attempt at the group. A chunk
     that it refuses cannot be read, unless it refuses every request. Thread-safe.
+
+    All requests run on one event loop, because the client keeps its connections there. The first group starts it, in a
+    thread of its own.
     """
 
     def __init__(self, settings: LlmSettings) -> None:
@@ -37,7 +44,10 @@ class LlmExtractor:
         self.fingerprint = f"llm-{PROMPT_VERSION} {settings.model}"
         self._readers = settings.concurrency
         self._endpoint = ChatEndpoint(settings, TRIPLETS_FORMAT)
-        self._thread = LoopThread("retriever-graph-llm", self._endpoint.close)
+        self._lock = Lock()
+        self._closed = False
+        self._loop = ExitStack()
+        self._portal: BlockingPortal | None = None
         self._one_group = asyncio.Lock()
         self._found: dict[GraphSource, _Found] = {}
 
@@ -47,11 +57,33 @@ class LlmExtractor:
         Raises Unavailable if the endpoint does not answer or this is closed, and ConfigError if the endpoint refuses
         every request.
         """
-        return self._thread.run(lambda: self._extract(sources))
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the graph's model is closed")
+            extracting = self._running().start_task_soon(self._extract, sources)
+        try:
+            return extracting.result()
+        except CancelledError as error:
+            raise Unavailable("the graph's model was closed") from error
 
     def close(self) -> None:
-        """Break off the requests that run, and close the connections."""
-        self._thread.close()
+        """Break off the requests that run, close the connections, and end the thread."""
+        with self._lock:
+            self._closed = True
+            self._loop.close()
+
+    def _running(self) -> BlockingPortal:
+        if self._portal is None:
+            self._portal = self._loop.enter_context(start_blocking_portal(name="retriever-graph-llm"))
+            self._loop.callback(self._portal.call, self._end, self._portal)
+        return self._portal
+
+    async def _end(self, portal: BlockingPortal) -> None:
+        # The portal cancels this task with the others, and what is broken off still uses the connections.
+        with CancelScope(shield=True):
+            await portal.stop(cancel_remaining=True)
+            async with self._one_group:
+                await self._endpoint.close()
 
     async def _extract(self, sources: Sequence[GraphSource]) -> list[_Found]:
         async with self._one_group:
