@@ -7,7 +7,7 @@ from spacy.tokens import Doc, Span, Token
 
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import GraphSource, Statement
-from retriever.graph.extractors.phrases import Phrases, name_of, names_of
+from retriever.graph.extractors.phrases import VERBS, Phrases, name_of, names_of
 from retriever.graph.names import LONGEST_NAME, name_key, tidy
 
 RULES_VERSION = 2
@@ -53,12 +53,15 @@ class RulesExtractor:
 
 
 def _statements(doc: Doc, title: Sequence[str]) -> list[Statement]:
-    phrases = {chunk.root.i: chunk for chunk in doc.noun_chunks}
+    # Once for all sentences: for one of them, spaCy goes through the whole text, too.
+    noun_phrases = list(doc.noun_chunks)
+    by_root = {phrase.root.i: phrase for phrase in noun_phrases}
     found = []
     for sentence in doc.sents:
-        triplets = tuple(islice(dict.fromkeys(_triplets(sentence, phrases)), _MOST_TRIPLETS))
+        triplets = tuple(islice(dict.fromkeys(_triplets(sentence, by_root)), _MOST_TRIPLETS))
         stated = chain.from_iterable((triplet.head, triplet.tail) for triplet in triplets)
-        names = tuple(dict.fromkeys([*stated, *names_of(sentence), *title]))
+        own = [phrase for phrase in noun_phrases if sentence.start <= phrase.start < sentence.end]
+        names = tuple(dict.fromkeys([*stated, *names_of(sentence, own), *title]))
         if names:
             found.append(Statement(sentence.start_char, sentence.end_char, names, triplets))
     return found
@@ -68,7 +71,7 @@ def _triplets(sentence: Span, phrases: dict[int, Span]) -> Iterator[Triplet]:
     for token in sentence:
         if token.dep_ == "appos":
             yield from _triplet(phrases.get(token.head.i), "is", phrases.get(token.i))
-        if token.pos_ not in ("AUX", "VERB"):
+        if token.pos_ not in VERBS:
             continue
         for subject in _subjects(token):
             for relation, item in _objects(token):
