@@ -23,7 +23,7 @@ class SentenceTransformerSettings(BaseModel):
         description="Type of the weights. int8 is the fastest on a CPU. auto: int8 on a CPU if the model allows it.",
     )
     max_sequence: int = Field(512, gt=2, description="Longest text in tokens, special tokens included.")
-    batch_tokens: int = Field(2048, gt=0, description="Tokens embedded at once, padding included. Raise it for a GPU.")
+    batch_tokens: int = Field(1024, gt=0, description="Tokens embedded at once, padding included. Raise it for a GPU.")
 
     @model_validator(mode="after")
     def _int8_on_a_cpu(self) -> Self:
