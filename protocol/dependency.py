@@ -1,6 +1,9 @@
 """Dependency attention: facts as trees, in which a token attends to its ancestors (DepCache, Algorithm 1)."""
 
+from array import array
+from collections.abc import Sequence
 from enum import StrEnum
+from hashlib import blake2b
 
 import msgspec
 
@@ -45,6 +48,7 @@ class DependencyTrees(msgspec.Struct, frozen=True):
 
     Each branch attends to the prompt's first ``front`` tokens, its ancestors and itself. Everything behind the trees
     attends to all in front of it. With ``reuse``, branches take the KV that an earlier prompt computed for them.
+    ``dropped`` are the keys of kept branches that leave for these, each behind what stood below it.
     """
 
     start: int
@@ -52,6 +56,7 @@ class DependencyTrees(msgspec.Struct, frozen=True):
     branches: tuple[Branch, ...]
     positions: TreePositions = TreePositions.DEPTH
     reuse: bool = True
+    dropped: tuple[bytes, ...] = ()
 
     @property
     def end(self) -> int:
@@ -82,3 +87,28 @@ class DepPrompt(msgspec.Struct, frozen=True):
     branches: tuple[Branch, ...]
     before: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
+
+
+_KEY_BYTES = 16
+
+
+def branch_keys(namespace: str, trees: DependencyTrees, token_ids: Sequence[int]) -> list[bytes]:
+    """The keys of a prompt's branches; the whole prompt has these ``token_ids``.
+
+    Two branches have one key in every process if their tokens are the same behind the same ancestors and the same
+    front, in one namespace and at the same kind of positions: then they have the same KV.
+    """
+    top = blake2b(f"{trees.positions}\0{namespace}\0".encode(), digest_size=_KEY_BYTES)
+    top.update(_packed(token_ids[: trees.front]))
+    keys: list[bytes] = []
+    start = trees.start
+    for branch in trees.branches:
+        above = keys[branch.parent] if branch.parent >= 0 else top.digest()
+        own = _packed(token_ids[start : start + branch.tokens])
+        keys.append(blake2b(own, key=above, digest_size=_KEY_BYTES).digest())
+        start += branch.tokens
+    return keys
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return array("q", token_ids).tobytes()

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import msgspec
 
+from cachectl.branches.kept_branches import KeptBranches
 from cachectl.costs.device_profile import Costs
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
@@ -115,6 +116,10 @@ class Controller:
             disk=disk,
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
+        branch_tokens = composing.branch_tokens if composing is not None else 0
+        branches = KeptBranches(
+            lambda: create_policy(settings.policy, lookahead), shard.share(branch_tokens), costs.prefill_seconds
+        )
         self._scheduler = Scheduler(
             self._tree,
             lookahead,
@@ -124,7 +129,7 @@ class Controller:
             step,
             settings.reorder_slack,
             shard.rank,
-            composing.branch_tokens if composing is not None else 0,
+            branches,
         )
         self._speculations = Speculations(self._scheduler.speculative)
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)

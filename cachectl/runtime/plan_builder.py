@@ -8,6 +8,7 @@ from cachectl.runtime.instances.instance_registry import InstanceRegistry
 from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from protocol.dependency import DependencyTrees
 from protocol.plans import AdmissionRequest, PrefillPlan
 
 
@@ -52,7 +53,7 @@ class PlanBuilder:
             overtaken=grant.overtaken,
             recompute=self._reuse.recompute(share) if share is not None else None,
             fallback=grant.fallback or self._reuse.fallback(request),
-            trees=self._trees.trees(request),
+            trees=_dropping(self._trees.trees(request), grant.dropped_branches),
             tree_fallback=self._trees.fallback(request),
         )
         return self._behind_first(plan, grant) if grant.first else plan
@@ -71,3 +72,7 @@ class PlanBuilder:
             boot=plan.boot,
         )
         return msgspec.structs.replace(plan, moves=(), first=first)
+
+
+def _dropping(trees: DependencyTrees | None, dropped: tuple[bytes, ...]) -> DependencyTrees | None:
+    return None if trees is None else msgspec.structs.replace(trees, dropped=dropped)

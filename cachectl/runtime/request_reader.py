@@ -2,6 +2,7 @@
 
 import msgspec
 
+from cachectl.branches.keyed_branch import keyed
 from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.composing.tree_rule import TreeRule
 from cachectl.runtime.namespaces import Namespaces
@@ -53,8 +54,12 @@ class RequestReader:
         self._namespaces.seen.add(admission.namespace)
         namespace = self._namespaces.inside(admission.namespace)
         request = request_of(admission.query_id, namespace, admission.prompt, unshared, self._cached_documents)
-        share = None if unshared else self._reuse.share(admission)
-        return request._replace(avoid=admission.avoid, recompute_share=share)
+        request = request._replace(avoid=admission.avoid)
+        if unshared:
+            return request
+        trees = self._trees.trees(admission)
+        branches = keyed(admission.namespace, trees, admission.prompt.token_ids) if trees is not None else ()
+        return request._replace(recompute_share=self._reuse.share(admission), branches=branches)
 
     def outdated(self, admission: AdmissionRequest) -> bool:
         """Whether one of its documents was deleted after its search began; then nothing of it may be kept."""

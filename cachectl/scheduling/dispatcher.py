@@ -11,6 +11,7 @@ from protocol.errors import EngineDied, Overloaded
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from cachectl.branches.kept_branches import KeptBranches
     from cachectl.policies.lookahead import Lookahead
     from cachectl.scheduling.instance_state import InstanceState
     from cachectl.scheduling.instances import Instances
@@ -38,12 +39,14 @@ class Dispatcher:
     def __init__(
         self,
         tree: KnowledgeTree,
+        branches: KeptBranches,
         lookahead: Lookahead,
         book: RequestBook,
         instances: Instances,
         step: StepBudget | None,
     ) -> None:
         self._tree = tree
+        self._branches = branches
         self._lookahead = lookahead
         self._book = book
         self._instances = instances
@@ -140,6 +143,11 @@ class Dispatcher:
             scheduled.only_loads,
         )
         grant.ends += ends
+        if request.branches:
+            behind = request.question_tokens - sum([branch.tokens for branch in request.branches])
+            grant.dropped_branches = self._branches.keep(
+                scheduled.instance, request.namespace, request.branches, behind
+            )
         self.began(grant)
         return grant
 

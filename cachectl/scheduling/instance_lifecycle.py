@@ -64,7 +64,7 @@ class InstanceLifecycle:
         for scheduled in waiting:
             query_id, state = scheduled.request.query_id, self._instances.states[scheduled.instance]
             state.queue.remove(query_id)
-            self._tree.reconsider(self._lookahead.leave(query_id))
+            self._book.reconsider(self._lookahead.leave(query_id))
             del self._book.requests[query_id]
             state.leave_backlog(scheduled)
         return [scheduled.request for scheduled in waiting]
@@ -86,6 +86,6 @@ class InstanceLifecycle:
         for scheduled in lost:
             del self._book.requests[scheduled.request.query_id]
             if scheduled.grant is None:
-                self._tree.reconsider(self._lookahead.leave(scheduled.request.query_id))
+                self._book.reconsider(self._lookahead.leave(scheduled.request.query_id))
         del self._instances.states[instance]
         return [scheduled.request for scheduled in lost]

@@ -7,7 +7,6 @@ import msgspec
 
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import CachedNode, OrderStrategy
-from cachectl.scheduling.kept_branches import KeyedBranch, keyed
 from cachectl.scheduling.request import Request
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tree.grant import GrantedDocument, GrantedDonor, GrantedPeer
@@ -36,16 +35,7 @@ def request_of(
         prefix = prefix[: system + cached_documents]
     documents = tuple(PathDocument(segment.key, len(segment.token_ids)) for segment in prefix)
     question_tokens = prompt.token_count - sum(document.tokens for document in documents)
-    branches = () if unshared else _branches(prompt)
-    return Request(query_id, namespace, documents, question_tokens, system, branches=branches)
-
-
-def _branches(prompt: Prompt) -> tuple[KeyedBranch, ...]:
-    trees = prompt.trees
-    if trees is None:
-        return ()
-    token_ids = prompt.token_ids
-    return keyed(token_ids[: trees.front], trees.branches, token_ids[trees.start : trees.end])
+    return Request(query_id, namespace, documents, question_tokens, system)
 
 
 def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, scores: Sequence[float] = ()) -> Prompt:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cachectl.branches.keyed_branch import KeyedBranch
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
-from cachectl.scheduling.kept_branches import KeyedBranch
 
 if TYPE_CHECKING:
     from cachectl.tree.grant import Grant

@@ -9,9 +9,9 @@ from cachectl.scheduling.request import Request, ScheduledRequest
 from protocol.errors import InvalidRequest, UnknownPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-    from cachectl.scheduling.kept_branches import KeptBranches
+    from cachectl.branches.kept_branches import KeptBranches
     from cachectl.tree.knowledge_tree import KnowledgeTree
     from cachectl.tree.prefix_lookup import CachedPrefix
 
@@ -80,7 +80,12 @@ class RequestBook:
         """How many tokens behind its documents an instance has to compute for a request: all but kept branches."""
         if not request.branches:
             return request.question_tokens
-        return request.question_tokens - self._branches.found(instance, request.namespace, request.branches)
+        return request.question_tokens - self._branches.found(instance, request.branches)
+
+    def reconsider(self, keys: Sequence[bytes]) -> None:
+        """Update nodes and branches that are needed less than before: a request that waited for them has left."""
+        self._tree.reconsider(keys)
+        self._branches.reconsider(keys)
 
     def found(self, query_id: str) -> CachedPrefix:
         """What a waiting request finds on its instance now."""

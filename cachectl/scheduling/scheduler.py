@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from cachectl.branches.kept_branches import NO_BRANCHES, KeptBranches
 from cachectl.scheduling.dispatcher import Dispatcher
 from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
 from cachectl.scheduling.instances import Instances
-from cachectl.scheduling.kept_branches import KeptBranches
 from cachectl.scheduling.queue import Work
 from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
@@ -45,8 +45,8 @@ class Scheduler:
     If the engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the
     engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. ``lifecycle`` adds and
     removes ``instances``. Schedulers that share instances and know nothing of each other's load need another ``rank``
-    of them each. ``branches`` are what the instances keep of dependency trees, up to ``branch_tokens`` each. Raises
-    ConfigError if nothing could ever run.
+    of them each. ``branches`` are what the instances keep of dependency trees. Raises ConfigError if nothing could
+    ever run.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Scheduler:
         step: StepBudget | None = None,
         slack: float = math.inf,
         rank: Callable[[str], int] = _equal,
-        branch_tokens: int = 0,
+        branches: KeptBranches = NO_BRANCHES,
     ) -> None:
         self.tree = tree
         self._lookahead = lookahead
-        self.branches = KeptBranches(branch_tokens)
+        self.branches = branches
         self.book = RequestBook(tree, self.branches)
         self.instances = Instances(tree.tiers, max_running, max_queued, window, slack, step, self.book.work, rank)
-        self._dispatcher = Dispatcher(tree, lookahead, self.book, self.instances, step)
+        self._dispatcher = Dispatcher(tree, branches, lookahead, self.book, self.instances, step)
         self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._dispatcher)
         self.lifecycle = InstanceLifecycle(tree, lookahead, self.book, self.instances, self._dispatcher)
 
@@ -86,7 +86,9 @@ class Scheduler:
             work = Work(scheduled.tokens - prefix.computed, prefix.computed, scheduled.seconds)
             state.queue.push(request.query_id, work)
             # Dictionaries keep the order. A donor may be a node of the request's own path.
-            self._lookahead.enter(request.query_id, tuple(dict.fromkeys([*scheduled.keys, *prefix.donor_keys])))
+            branch_keys = [branch.key for branch in request.branches]
+            needed = dict.fromkeys([*scheduled.keys, *prefix.donor_keys, *branch_keys])
+            self._lookahead.enter(request.query_id, tuple(needed))
         self.book.requests[request.query_id] = scheduled
         state.backlog_s += scheduled.seconds
         # The others may wait for more of the step than is free. A request that fits goes first if it has priority.
@@ -109,7 +111,6 @@ class Scheduler:
         self._dispatcher.gained(self.tree.grants.prefilled(scheduled.grant, lost))
         request = scheduled.request
         if request.branches:
-            self.branches.keep(scheduled.instance, request.namespace, request.branches)
             self._dispatcher.gained_branches(scheduled.instance, request.namespace)
         self.instances.states[scheduled.instance].leave_step(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
@@ -133,7 +134,7 @@ class Scheduler:
         state = self.instances.states[scheduled.instance]
         if scheduled.grant is None:
             state.queue.remove(query_id)
-            self.tree.reconsider(self._lookahead.leave(query_id))
+            self.book.reconsider(self._lookahead.leave(query_id))
         else:
             for key in self.tree.grants.complete(scheduled.grant, kept, lost, unwritten):
                 self._dispatcher.gained(key)
@@ -225,6 +226,7 @@ class Scheduler:
         assert requests.keys() - granted == queued
         assert len(self._lookahead) == self.instances.queued
         self.instances.check_bounds()
+        self.branches.check_integrity()
         for instance, state in self.instances.states.items():
             here = [requests[query_id] for query_id in granted if requests[query_id].instance == instance]
             running = [scheduled for scheduled in here if not scheduled.speculative]

@@ -68,15 +68,17 @@ class Grant(MoveBatch):
     If it composes and some documents have no donors, these are prefilled exactly, behind what is loaded: ``first``.
     ``moves`` come with the plan and are begun before its own loads; once the grant is ``prefilled``, they have been.
     ``writes`` also has the plan's own copies in shared tiers. ``ends`` are the speculations that give way to the plan.
-    ``overtaken`` counts the younger requests served while the request waited. The plan computes ``computed_tokens``.
-    If it composes, ``recompute_share`` of what is donated is among them; ``fallback`` says why it does not. A grant is
-    ``revoked`` when it was completed because its instance is gone.
+    ``dropped_branches`` are the keys of kept branches of dependency trees that leave for the plan's own. ``overtaken``
+    counts the younger requests served while the request waited. The plan computes ``computed_tokens``. If it composes,
+    ``recompute_share`` of what is donated is among them; ``fallback`` says why it does not. A grant is ``revoked`` when
+    it was completed because its instance is gone.
     """
 
     __slots__ = (
         "completed",
         "computed_tokens",
         "documents",
+        "dropped_branches",
         "ends",
         "fallback",
         "first",
@@ -97,6 +99,7 @@ class Grant(MoveBatch):
         self.documents: list[GrantedDocument] = []
         self.first: list[ComputedFirst] = []
         self.ends: list[str] = []
+        self.dropped_branches: tuple[bytes, ...] = ()
         self.overtaken = 0
         self.computed_tokens = computed_tokens
         self.recompute_share: float | None = None

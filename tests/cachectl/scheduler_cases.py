@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.simulation.policies import create_simulated_policy
+from cachectl.branches.kept_branches import KeptBranches
 from cachectl.nodes.node import PathDocument
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
@@ -42,7 +43,10 @@ def build_scheduler(
         lambda cached, new: float(new),
         load_seconds=lambda tokens, _: tokens * load_s,
     )
-    return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank, branch_tokens=branch_tokens)
+    branches = KeptBranches(
+        lambda: create_simulated_policy(policy, lookahead), branch_tokens, tree.lookup.prefill_seconds
+    )
+    return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank, branches=branches)
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from benchmarks.graph.facts import Facts
-from cachectl.nodes.keys import child_key, root_key
-from cachectl.nodes.node import PathDocument
+from cachectl.branches.keyed_branch import keyed
 from generator.prompts.dependency_trees import Encode, dependency_trees
+from protocol.dependency import DependencyTrees
 
 NAMESPACE = "facts"
 """All prompts have one system prompt and one model in front of their facts."""
@@ -14,9 +14,8 @@ NAMESPACE = "facts"
 class Forest:
     """The dependency trees of one question's facts, branch by branch in pre-order.
 
-    ``branches`` have their content and tokens, and ``parents`` the places of the branches in front of them, -1 for a
-    root's. Equal ``keys`` are equal branches behind equal ancestors, in any prompt. ``roots`` are the root entities.
-    All branches together have ``tokens`` tokens, and the question behind them ``question_tokens``.
+    Equal ``keys`` of ``branches`` are equal branches behind equal ancestors, in any prompt. ``roots`` are the root
+    entities. All branches together have ``tokens`` tokens, and the question behind them ``question_tokens``.
     """
 
     def __init__(self, facts: Facts, encode: Encode) -> None:
@@ -25,24 +24,13 @@ class Forest:
         self.roots = list(dict.fromkeys(path.entities[0] for path in facts.paths))
         self.question_tokens = len(encode(facts.question))
         self.tokens = len(trees.token_ids)
-        self.parents: list[int] = []
-        self.branches: list[PathDocument] = []
-        self.keys: list[bytes] = []
-        begin = 0
-        for branch in trees.branches:
-            ids = trees.token_ids[begin : begin + branch.tokens]
-            begin += branch.tokens
-            # A branch is its tokens behind its ancestors', as in the engine's cache of branches.
-            content = " ".join(map(str, ids))
-            above = self.keys[branch.parent] if branch.parent >= 0 else root_key(NAMESPACE)
-            self.parents.append(branch.parent)
-            self.branches.append(PathDocument(content, branch.tokens))
-            self.keys.append(child_key(above, content))
+        self.branches = keyed(NAMESPACE, DependencyTrees(0, 0, trees.branches), trees.token_ids)
+        self.keys = [branch.key for branch in self.branches]
 
     @property
     def tokens_by_key(self) -> dict[bytes, int]:
         """The tokens of each branch."""
-        return {key: branch.tokens for key, branch in zip(self.keys, self.branches, strict=True)}
+        return {branch.key: branch.tokens for branch in self.branches}
 
 
 def distinct_tokens(forests: Sequence[Forest]) -> int:

@@ -7,11 +7,11 @@ to. The line is filled up before each turn, and runs empty at the end.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from benchmarks.graph.policies.branch_tree import BranchTree
-from benchmarks.graph.policies.forest import Forest
+from benchmarks.graph.policies.forest import NAMESPACE, Forest
 from benchmarks.graph.policies.waiting_line import FIFO, ORDERS
 from benchmarks.simulation.policies import create_simulated_policy
 from benchmarks.simulation.policies.belady import Belady
+from cachectl.branches.branch_tree import BranchTree
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.lookahead import Lookahead
 from protocol.errors import ConfigError
@@ -47,7 +47,7 @@ def token_hit_rate(stream: Sequence[Forest], setting: Setting, cost: Callable[[i
     check(setting)
     lookahead = Lookahead()
     tree = BranchTree(_policy(stream, setting.policy, lookahead), setting.cache_tokens, cost)
-    line = ORDERS[setting.order](tree)
+    line = ORDERS[setting.order](tree, cost)
     found = served = 0
     arrivals = iter(enumerate(stream))
     while served < len(stream):
@@ -57,7 +57,8 @@ def token_hit_rate(stream: Sequence[Forest], setting: Setting, cost: Callable[[i
             lookahead.enter(str(number), forest.keys)
         query_id, forest = line.leave()
         lookahead.leave(query_id)
-        found += tree.serve(forest)
+        found += tree.found(forest.branches)
+        tree.keep(NAMESPACE, forest.branches, forest.question_tokens)
         served += 1
     tree.check_integrity()
     return found / sum(forest.tokens for forest in stream)

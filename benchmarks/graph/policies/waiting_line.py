@@ -3,16 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from benchmarks.graph.policies.branch_tree import BranchTree
 from benchmarks.graph.policies.forest import Forest
+from cachectl.branches.branch_tree import BranchTree
 from cachectl.scheduling.queue import SLACK, WINDOW, CacheAwareQueue, Work
+
+Cost = Callable[[int, int], float]
 
 
 class WaitingLine(ABC):
-    """Requests that wait for a turn on a ``tree``, by query."""
+    """Requests that wait for a turn on a ``tree``, by query. ``cost(cached, new)`` gives the seconds of a prefill."""
 
-    def __init__(self, tree: BranchTree) -> None:
+    def __init__(self, tree: BranchTree, cost: Cost) -> None:
         self._tree = tree
+        self._cost = cost
         # In order of arrival.
         self._waiting: dict[str, Forest] = {}
 
@@ -48,7 +51,7 @@ class LongestMatch(WaitingLine):
 
     def _next(self) -> str:
         # `max` keeps the first of equals.
-        return max(self._waiting, key=lambda query_id: self._tree.cached_tokens(self._waiting[query_id]))
+        return max(self._waiting, key=lambda query_id: self._tree.found(self._waiting[query_id].branches))
 
 
 class LongestShared(WaitingLine):
@@ -60,8 +63,8 @@ class LongestShared(WaitingLine):
     holds. Nothing bounds a request's wait.
     """
 
-    def __init__(self, tree: BranchTree) -> None:
-        super().__init__(tree)
+    def __init__(self, tree: BranchTree, cost: Cost) -> None:
+        super().__init__(tree, cost)
         self._last: Mapping[bytes, int] = {}
 
     def _next(self) -> str:
@@ -74,8 +77,8 @@ class LongestShared(WaitingLine):
 class CacheAware(WaitingLine):
     """The shipped queue with its bounds on reordering: most cached tokens per computed one first."""
 
-    def __init__(self, tree: BranchTree) -> None:
-        super().__init__(tree)
+    def __init__(self, tree: BranchTree, cost: Cost) -> None:
+        super().__init__(tree, cost)
         self._queue = CacheAwareQueue(max_queued=1 << 20, window=WINDOW, slack=SLACK)
 
     def enter(self, query_id: str, forest: Forest) -> None:
@@ -91,14 +94,14 @@ class CacheAware(WaitingLine):
         return turn.query_id
 
     def _work(self, forest: Forest) -> Work:
-        cached = self._tree.cached_tokens(forest)
+        cached = self._tree.found(forest.branches)
         computed = forest.tokens - cached + forest.question_tokens
-        return Work(cached, computed, self._tree.prefill_seconds(forest, cached))
+        return Work(cached, computed, self._cost(cached, computed))
 
 
 FIFO = "fifo"
 
-ORDERS: Mapping[str, Callable[[BranchTree], WaitingLine]] = {
+ORDERS: Mapping[str, Callable[[BranchTree, Cost], WaitingLine]] = {
     FIFO: FirstCome,
     "lpm": LongestMatch,
     "lsp": LongestShared,

@@ -1,26 +1,11 @@
 """Keeps branches' KV for later prompts: a radix tree for each root entity (DepCache, section 4)."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import torch
-
-from protocol.dependency import Branch, TreePositions
-
-Tokens = tuple[int, ...]
-
-
-class Front(NamedTuple):
-    """What stands in front of trees: the tokens that their branches attend to, in a namespace.
-
-    Branches at other kinds of ``positions`` have other KV: their ancestors are at other distances.
-    """
-
-    namespace: str
-    token_ids: Tokens
-    positions: TreePositions = TreePositions.DEPTH
 
 
 class BranchKv(NamedTuple):
@@ -36,57 +21,57 @@ class BranchKv(NamedTuple):
         return self.keys.nbytes + self.values.nbytes
 
 
+class ComputedBranch(NamedTuple):
+    """A branch by its ``key`` (`protocol.dependency.branch_keys`), and its parent's; None for a root.
+
+    Its ``kv`` is None if it was found and not computed.
+    """
+
+    key: bytes
+    parent: bytes | None
+    kv: BranchKv | None
+
+
 class _Kept:
     """A branch that is kept. ``used`` is when it was last used."""
 
-    __slots__ = ("children", "kv", "parent", "token_ids", "used")
+    __slots__ = ("below", "key", "kv", "namespace", "parent", "used")
 
-    def __init__(self, parent: "_Kept | None", token_ids: Tokens, kv: BranchKv | None, used: int) -> None:
+    def __init__(self, namespace: str, key: bytes, parent: "_Kept | None", kv: BranchKv, used: int) -> None:
+        self.namespace = namespace
+        self.key = key
         self.parent = parent
-        self.token_ids = token_ids
         self.kv = kv
         self.used = used
-        self.children: dict[Tokens, _Kept] = {}
+        self.below: set[_Kept] = set()
 
 
 class BranchCache:
-    """The most recently used branches' KV, of at most ``size`` bytes. May be used from several threads.
+    """Branches' KV of at most ``size`` bytes, each behind its parent. May be used from several threads.
 
-    A branch is found behind the same ancestors and the same front as it was computed behind. So leaves leave first.
-    ``deletions`` counts the calls of ``forget``.
+    What leaves is told by plans: ``drop``. If that does not make the room, the leaf whose last use is the longest ago
+    leaves. ``deletions`` counts the calls of ``forget``.
     """
 
     def __init__(self, size: int) -> None:
         self.deletions = 0
         self._room = size
         self._uses = 0
-        # Below each front, the roots of its trees.
-        self._fronts: dict[Front, _Kept] = {}
+        self._kept: dict[bytes, _Kept] = {}
         self._lock = threading.Lock()
 
-    def find(self, front: Front, branches: Sequence[Branch], token_ids: Sequence[Tokens]) -> list[BranchKv | None]:
-        """The KV of those branches that are kept. A branch without its parent's KV has none."""
+    def find(self, keys: Sequence[bytes]) -> list[BranchKv | None]:
+        """The KV of those branches that are kept."""
         with self._lock:
             self._uses += 1
-            found: list[_Kept | None] = []
-            top = self._fronts.get(front)
-            for branch, tokens in zip(branches, token_ids, strict=True):
-                above = top if branch.parent < 0 else found[branch.parent]
-                kept = above.children.get(tokens) if above is not None else None
+            found = [self._kept.get(key) for key in keys]
+            for kept in found:
                 if kept is not None:
                     kept.used = self._uses
-                found.append(kept)
             return [kept.kv if kept is not None else None for kept in found]
 
-    def add(
-        self,
-        front: Front,
-        branches: Sequence[Branch],
-        token_ids: Sequence[Tokens],
-        computed: Sequence[BranchKv | None],
-        deletions: int,
-    ) -> None:
-        """Keep what was ``computed``, behind what is kept already, as far as there is room.
+    def add(self, namespace: str, branches: Sequence[ComputedBranch], deletions: int) -> None:
+        """Keep a prompt's branches, in pre-order, as far as there is room. One whose parent is not kept is left out.
 
         Nothing is kept if there were more than so many ``deletions``: the facts may be among the deleted ones.
         """
@@ -94,50 +79,52 @@ class BranchCache:
             if deletions != self.deletions:
                 return
             self._uses += 1
-            top = self._fronts.setdefault(front, _Kept(None, (), None, self._uses))
-            placed: list[_Kept | None] = []
-            for branch, tokens, kv in zip(branches, token_ids, computed, strict=True):
-                above = top if branch.parent < 0 else placed[branch.parent]
-                kept = above.children.get(tokens) if above is not None else None
-                if kept is None and above is not None and kv is not None:
-                    kept = above.children[tokens] = _Kept(above, tokens, kv, self._uses)
+            for key, above, kv in branches:
+                kept = self._kept.get(key)
+                parent = self._kept.get(above) if above is not None else None
+                if kept is None and kv is not None and (above is None or parent is not None):
+                    kept = self._kept[key] = _Kept(namespace, key, parent, kv, self._uses)
+                    if parent is not None:
+                        parent.below.add(kept)
                     self._room -= kv.size
                 if kept is not None:
                     kept.used = self._uses
-                placed.append(kept)
-            self._evict()
+            self._make_room()
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Drop branches, with what is kept below them. Those that are not kept are ignored."""
+        with self._lock:
+            for key in keys:
+                kept = self._kept.get(key)
+                if kept is not None:
+                    self._remove(kept)
 
     def forget(self, is_deleted: Callable[[str], bool]) -> None:
         """Drop everything in the namespaces in which something is deleted: a branch does not name its documents."""
         with self._lock:
             self.deletions += 1
-            for front in [front for front in self._fronts if is_deleted(front.namespace)]:
-                self._room += sum(kept.kv.size for kept in _below(self._fronts.pop(front)) if kept.kv is not None)
+            for kept in [kept for kept in self._kept.values() if kept.parent is None and is_deleted(kept.namespace)]:
+                self._remove(kept)
 
-    def _evict(self) -> None:
-        """Make room: the leaf whose last use is the longest ago goes first."""
+    def _make_room(self) -> None:
         if self._room >= 0:
             return
-        every = [kept for top in self._fronts.values() for kept in _below(top)]
-        leaves = [(kept.used, id(kept), kept) for kept in every if not kept.children]
+        leaves = [(kept.used, key, kept) for key, kept in self._kept.items() if not kept.below]
         heapify(leaves)
         while self._room < 0 and leaves:
             _, _, leaf = heappop(leaves)
+            self._remove(leaf)
             above = leaf.parent
-            if above is None:
-                continue
-            del above.children[leaf.token_ids]
-            if leaf.kv is not None:
-                self._room += leaf.kv.size
-            if not above.children and above.parent is not None:
-                heappush(leaves, (above.used, id(above), above))
-        self._fronts = {front: top for front, top in self._fronts.items() if top.children}
+            if above is not None and not above.below:
+                heappush(leaves, (above.used, above.key, above))
 
-
-def _below(top: _Kept) -> Iterator[_Kept]:
-    """All branches below a front's."""
-    waiting = list(top.children.values())
-    while waiting:
-        kept = waiting.pop()
-        yield kept
-        waiting += kept.children.values()
+    def _remove(self, top: _Kept) -> None:
+        """Remove a branch and all below it."""
+        if top.parent is not None:
+            top.parent.below.discard(top)
+        going = [top]
+        while going:
+            kept = going.pop()
+            going += kept.below
+            del self._kept[kept.key]
+            self._room += kept.kv.size

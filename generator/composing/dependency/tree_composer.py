@@ -9,13 +9,13 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composer import Composed
-from generator.composing.dependency.branch_cache import BranchCache, BranchKv, Front, Tokens
+from generator.composing.dependency.branch_cache import BranchCache, BranchKv, ComputedBranch
 from generator.composing.dependency.forest import Forest
 from generator.composing.dependency.tree_attention import TreeAttention, TreePass, TreeQueries, in_place_of_own
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, positions_of, slices
 from generator.composing.slots import slots_of
-from protocol.dependency import DependencyTrees
+from protocol.dependency import DependencyTrees, branch_keys
 
 
 class TreeTask(NamedTuple):
@@ -71,9 +71,9 @@ class TreeComposer:
             yield None
         forest = Forest(task.trees)
         ids = task.token_ids.tolist()
-        front = Front(task.namespace, tuple(ids[: forest.front]), task.trees.positions)
-        token_ids = [tuple(ids[run.start : run.end]) for run in forest.runs]
-        found = self._found(task, forest, front, token_ids)
+        self._kept.drop(task.trees.dropped)
+        keys = branch_keys(task.namespace, task.trees, ids)
+        found = self._kept.find(keys) if task.trees.reuse else [None] * len(keys)
         hits = [place for place, kv in enumerate(found) if kv is not None]
         self._place(task, forest, [(place, kv) for place, kv in enumerate(found) if kv is not None])
         missing = [place for place, kv in enumerate(found) if kv is None]
@@ -82,16 +82,10 @@ class TreeComposer:
             yield None
             self._compute(task, forest, positions, part)
         if task.trees.reuse and missing:
-            computed = self._read(task, forest, missing)
-            self._kept.add(front, forest.branches, token_ids, computed, task.deletions)
+            parents = [keys[branch.parent] if branch.parent >= 0 else None for branch in forest.branches]
+            computed = map(ComputedBranch, keys, parents, self._read(task, forest, missing))
+            self._kept.add(task.namespace, list(computed), task.deletions)
         yield Composed(sum(forest.branches[place].tokens for place in hits), 0, 0.0)
-
-    def _found(
-        self, task: TreeTask, forest: Forest, front: Front, token_ids: Sequence[Tokens]
-    ) -> Sequence[BranchKv | None]:
-        if not task.trees.reuse:
-            return [None] * len(token_ids)
-        return self._kept.find(front, forest.branches, token_ids)
 
     def _place(self, task: TreeTask, forest: Forest, hits: Sequence[tuple[int, BranchKv]]) -> None:
         """Write the KV of branches into their places, moved to their positions there."""

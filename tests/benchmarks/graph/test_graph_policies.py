@@ -7,12 +7,12 @@ import pytest
 from facts_by_hand import facts, forest, one_second_a_token, words
 
 from benchmarks.graph.policies.benchmark import POLICIES, Compared, GraphPolicyBenchmark
-from benchmarks.graph.policies.branch_tree import BranchTree
-from benchmarks.graph.policies.forest import Forest, distinct_tokens
+from benchmarks.graph.policies.forest import NAMESPACE, Forest, distinct_tokens
 from benchmarks.graph.policies.simulation import Setting, token_hit_rate
 from benchmarks.graph.policies.streams import STREAMS
 from benchmarks.graph.policies.waiting_line import ORDERS
 from benchmarks.simulation.policies import create_simulated_policy
+from cachectl.branches.branch_tree import BranchTree
 from cachectl.policies.lookahead import Lookahead
 from protocol.errors import ConfigError, UnknownPolicy
 
@@ -22,6 +22,13 @@ BOB = forest("Bob likes Titanic by Cameron")
 
 def tree(capacity: int, policy: str = "LRU") -> BranchTree:
     return BranchTree(create_simulated_policy(policy, Lookahead()), capacity, one_second_a_token)
+
+
+def serve(cache: BranchTree, prompt: Forest) -> int:
+    """Serve a prompt; the tokens that it finds."""
+    found = cache.found(prompt.branches)
+    cache.keep(NAMESPACE, prompt.branches, prompt.question_tokens)
+    return found
 
 
 def rate(stream: list[Forest], policy: str, cache: int, waiting: int = 0, order: str = "fifo") -> float:
@@ -48,7 +55,7 @@ def _steps(count: int, draws: Random) -> list[str]:
 
 def test_a_branch_that_paths_begin_with_counts_once():
     assert [branch.tokens for branch in ALICE.branches] == [1] * 7
-    assert ALICE.parents == [-1, 0, 1, 2, 3, 2, 5]
+    assert [branch.parent for branch in ALICE.branches] == [-1, 0, 1, 2, 3, 2, 5]
     assert (ALICE.tokens, ALICE.question_tokens, ALICE.roots) == (7, 2, ["Alice"])
 
 
@@ -65,28 +72,28 @@ def test_branches_are_equal_behind_equal_ancestors_alone():
 
 def test_what_an_earlier_prompt_had_is_found():
     cache = tree(100)
-    assert cache.serve(ALICE) == 0
-    assert cache.serve(ALICE) == 7
-    assert cache.serve(BOB) == 0
-    assert cache.serve(forest("Alice likes Titanic year 1997")) == 3
-    assert cache.cached_tokens(forest("Alice likes Titanic year 1997", "Bob hates Titanic")) == 6
+    assert serve(cache, ALICE) == 0
+    assert serve(cache, ALICE) == 7
+    assert serve(cache, BOB) == 0
+    assert serve(cache, forest("Alice likes Titanic year 1997")) == 3
+    assert cache.found(forest("Alice likes Titanic year 1997", "Bob hates Titanic").branches) == 6
 
 
 def test_leaves_leave_first_and_the_budget_holds():
     cache = tree(8)
-    cache.serve(ALICE)
+    serve(cache, ALICE)
     # One token is free, and two more make room: the leaves of Alice's paths. The others attend to nothing that left.
-    cache.serve(forest("Bob likes Titanic"))
-    assert cache.cached_tokens(ALICE) == 5
-    assert cache.cached_tokens(forest("Alice likes Titanic")) == 3
-    assert cache.cached_tokens(forest("Bob likes Titanic")) == 3
+    serve(cache, forest("Bob likes Titanic"))
+    assert cache.found(ALICE.branches) == 5
+    assert cache.found(forest("Alice likes Titanic").branches) == 3
+    assert cache.found(forest("Bob likes Titanic").branches) == 3
     cache.check_integrity()
 
 
 def test_a_prompt_larger_than_the_cache_keeps_its_beginning():
     cache = tree(4)
-    cache.serve(ALICE)
-    assert cache.serve(ALICE) == 4
+    serve(cache, ALICE)
+    assert serve(cache, ALICE) == 4
     cache.check_integrity()
 
 
@@ -147,7 +154,7 @@ SOME = {"bob": BOB, "carol": CAROL, "alice": forest("Alice likes Titanic"), "ali
 
 def turns(order: str, cache: BranchTree) -> list[str]:
     """The order of turns if nothing is kept of what is served."""
-    line = ORDERS[order](cache)
+    line = ORDERS[order](cache, one_second_a_token)
     for query_id, prompt in SOME.items():
         line.enter(query_id, prompt)
     served = []
@@ -172,13 +179,13 @@ def turns(order: str, cache: BranchTree) -> list[str]:
 )
 def test_orders(order, expected):
     cache = tree(100)
-    cache.serve(CAROL)
-    cache.serve(forest("Alice likes Titanic by Cameron"))
+    serve(cache, CAROL)
+    serve(cache, forest("Alice likes Titanic by Cameron"))
     assert turns(order, cache) == expected
 
 
 def test_lsp_goes_on_with_the_prompt_that_shares_most_with_the_last_one():
-    line = ORDERS["lsp"](tree(0))
+    line = ORDERS["lsp"](tree(0), one_second_a_token)
     line.enter("alice", ALICE)
     assert line.leave()[0] == "alice"
     for query_id, prompt in SOME.items():

@@ -1,14 +1,12 @@
-"""Branches' KV: found behind the same ancestors and front alone, leaves leave first, and deletions end it."""
+"""Branches' KV: found by key, kept behind its parent alone, dropped as told, and gone after deletions."""
 
-import pytest
 import torch
 
-from generator.composing.dependency.branch_cache import BranchCache, BranchKv, Front
-from protocol.dependency import Branch, TreePositions
+from generator.composing.dependency.branch_cache import BranchCache, BranchKv, ComputedBranch
 
-FRONT = Front("tenant", (1, 2, 3))
-BRANCHES = (Branch(1, -1), Branch(1, 0), Branch(1, 1), Branch(1, -1))
-TOKENS = [(10,), (11,), (12,), (20,)]
+PATH = ["film", "by", "director"]
+PARENTS = {"film": None, "by": "film", "director": "by", "city": None}
+KEYS = list(PARENTS)
 SIZE = 2 * 4 * 4
 """Bytes of a branch in these tests."""
 
@@ -18,54 +16,76 @@ def kv(position: int) -> BranchKv:
     return BranchKv(torch.full((2, 1, 1, 2), float(position)), torch.zeros(2, 1, 1, 2), position)
 
 
+def computed(keys=KEYS, parents=PARENTS, namespace="") -> list[ComputedBranch]:
+    return [
+        ComputedBranch(_key(key, namespace), parents[key] and _key(parents[key], namespace), kv(position))
+        for position, key in enumerate(keys)
+    ]
+
+
+def _key(name: str, namespace: str) -> bytes:
+    return f"{namespace}{name}".encode()
+
+
+def root(name: str, position: int = 9) -> list[ComputedBranch]:
+    return [ComputedBranch(name.encode(), None, kv(position))]
+
+
 def filled(size: int = 100 * SIZE) -> BranchCache:
     cache = BranchCache(size)
-    cache.add(FRONT, BRANCHES, TOKENS, [kv(position) for position in range(4)], 0)
+    cache.add("tenant", computed(), 0)
     return cache
 
 
-def found(cache: BranchCache, front: Front = FRONT, tokens=TOKENS, branches=BRANCHES) -> list[int | None]:
+def found(cache: BranchCache, keys=KEYS, namespace="") -> list[int | None]:
     """The positions of the branches' KV."""
-    return [None if one is None else one.position for one in cache.find(front, branches, tokens)]
+    return [None if one is None else one.position for one in cache.find([_key(key, namespace) for key in keys])]
 
 
-def test_branches_are_found_behind_their_ancestors_alone():
-    cache = filled()
-    assert found(cache) == [0, 1, 2, 3]
-    assert found(cache, tokens=[(10,), (99,), (12,), (20,)]) == [0, None, None, 3]
-    assert found(cache, tokens=[(99,), (11,), (12,), (20,)]) == [None, None, None, 3]
-    assert found(cache, branches=(Branch(1, -1), Branch(1, -1), Branch(1, 1), Branch(1, -1))) == [0, None, None, 3]
+def test_branches_are_found_by_key():
+    assert found(filled()) == [0, 1, 2, 3]
+    assert found(filled(), ["film", "unknown"]) == [0, None]
 
 
-@pytest.mark.parametrize(
-    "front",
-    [
-        Front("another tenant", (1, 2, 3)),
-        Front("tenant", (1, 2)),
-        Front("tenant", (1, 2, 3), TreePositions.PREORDER),
-    ],
-)
-def test_another_front_has_none(front):
-    assert found(filled(), front) == [None] * 4
+def test_a_branch_without_its_parent_is_not_kept():
+    cache = BranchCache(100 * SIZE)
+    cache.add("tenant", computed(["by", "director", "city"]), 0)
+    assert found(cache) == [None, None, None, 2]
 
 
 def test_what_is_kept_already_stays_and_what_is_new_is_added_behind_it():
     cache = filled()
-    branches = (Branch(1, -1), Branch(1, 0), Branch(1, 0))
-    tokens = [(10,), (11,), (13,)]
-    cache.add(FRONT, branches, tokens, [None, None, kv(7)], 0)
-    assert found(cache, tokens=tokens, branches=branches) == [0, 1, 7]
+    new = [ComputedBranch(b"film", None, None), ComputedBranch(b"year", b"film", kv(7)), *root("city", 8)]
+    cache.add("tenant", new, 0)
+    assert found(cache, [*KEYS, "year"]) == [0, 1, 2, 3, 7]
 
 
-def test_leaves_of_the_longest_unused_trees_leave_first():
+def test_what_a_plan_names_is_dropped_with_what_is_below_it():
     cache = filled(4 * SIZE)
-    found(cache, tokens=TOKENS[:1], branches=BRANCHES[:1])
-    cache.add(FRONT, BRANCHES[:1], [(30,)], [kv(9)], 0)
-    # The leaf of the long path and the other tree were used equally long ago; the root was used since.
+    cache.drop([b"by", b"director", b"unknown"])
+    assert found(cache) == [0, None, None, 3]
+    for name in ("one", "two"):
+        cache.add("tenant", root(name), 0)
+    # There was room for both.
+    assert found(cache, [*KEYS, "one", "two"]) == [0, None, None, 3, 9, 9]
+
+
+def test_a_branch_that_was_dropped_is_kept_again():
+    cache = filled(4 * SIZE)
+    cache.drop([b"film"])
+    cache.add("tenant", computed(), 0)
+    assert found(cache) == [0, 1, 2, 3]
+
+
+def test_without_room_the_leaves_that_are_unused_for_longest_leave_first():
+    cache = filled(4 * SIZE)
+    found(cache, ["film"])
+    cache.add("tenant", root("one"), 0)
+    # The leaf of the path and the other tree were used equally long ago; the root was used since.
     assert found(cache)[:2] == [0, 1]
     assert found(cache).count(None) == 1
-    for number in range(40, 44):
-        cache.add(FRONT, BRANCHES[:1], [(number,)], [kv(number)], 0)
+    for number in range(4):
+        cache.add("tenant", root(f"root {number}"), 0)
     assert found(cache) == [None] * 4
 
 
@@ -78,14 +98,13 @@ def test_it_never_keeps_more_than_its_size():
 
 def test_a_deletion_drops_its_namespaces_and_what_is_computed_meanwhile():
     cache = filled()
-    other = Front("other", (1,))
-    cache.add(other, BRANCHES, TOKENS, [kv(position) for position in range(4)], 0)
+    cache.add("other", computed(namespace="other"), 0)
     cache.forget(lambda namespace: namespace == "tenant")
     assert found(cache) == [None] * 4
-    assert found(cache, other) == [0, 1, 2, 3]
-    cache.add(FRONT, BRANCHES, TOKENS, [kv(position) for position in range(4)], 0)
+    assert found(cache, namespace="other") == [0, 1, 2, 3]
+    cache.add("tenant", computed(), 0)
     assert found(cache) == [None] * 4
-    cache.add(FRONT, BRANCHES, TOKENS, [kv(position) for position in range(4)], cache.deletions)
+    cache.add("tenant", computed(), cache.deletions)
     assert found(cache) == [0, 1, 2, 3]
 
 
@@ -93,5 +112,5 @@ def test_room_is_given_back():
     cache = filled(4 * SIZE)
     for _ in range(3):
         cache.forget(lambda _: True)
-        cache.add(FRONT, BRANCHES, TOKENS, [kv(position) for position in range(4)], cache.deletions)
+        cache.add("tenant", computed(), cache.deletions)
         assert found(cache) == [0, 1, 2, 3]

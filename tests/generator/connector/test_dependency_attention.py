@@ -13,7 +13,7 @@ from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, put, un
 
 from benchmarks.measuring.engines import generate
 from benchmarks.measuring.kv_paths import KvPath, random_segment
-from protocol.dependency import Branch, DependencyTrees, TreePositions
+from protocol.dependency import Branch, DependencyTrees, TreePositions, branch_keys
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
@@ -214,6 +214,21 @@ class TestReuse:
         await assert_as_transformers(engine, tiny_model, tree_plan(system, branches, behind, source=None, front=0))
         again = await ask(engine, tree_plan(system, branches, behind, source=None, front=0))
         assert again.prefill.composed_tokens == len(behind.token_ids)
+
+    async def test_branches_that_a_plan_drops_are_computed_again(self, engine, system):
+        segment = facts(BRANCHES, "dropped")
+        first = tree_plan(system, BRANCHES, segment, source=None)
+        await ask(engine, first)
+        keys = branch_keys(first.namespace, first.trees, first.prompt.token_ids)
+        other = tree_plan(system, CHAIN, source=None)
+        await ask(
+            engine, msgspec.structs.replace(other, trees=msgspec.structs.replace(other.trees, dropped=(keys[0],)))
+        )
+        # The first tree is gone, and the others are not.
+        dropped = [place for place in range(len(BRANCHES)) if 0 in ancestors(BRANCHES, place)]
+        left = len(segment.token_ids) - sum(BRANCHES[place].tokens for place in dropped)
+        hit = await ask(engine, tree_plan(system, BRANCHES, segment, source=None))
+        assert 0 < hit.prefill.composed_tokens == left
 
     async def test_another_namespace_has_no_hits(self, engine, system):
         segment = facts(BRANCHES, "tenants")

@@ -6,7 +6,7 @@ from controller_under_test import Clock, ask, checked_controllers, report
 
 from cachectl.runtime.composing.gate import Gate
 from cachectl.runtime.composing.tree_rule import TreeRule
-from protocol.dependency import Branch, DependencyTrees, DepPrompt, GraphAttention, TreePositions
+from protocol.dependency import Branch, DependencyTrees, DepPrompt, GraphAttention, TreePositions, branch_keys
 from protocol.gate import GateReport, dependency_method
 from protocol.generation import ComposingInfo
 from protocol.plans import AdmissionRequest, Fallback, Reuse
@@ -17,11 +17,11 @@ FACTS = DepPrompt((5, 6, 7, 8, 9), BRANCHES, (1,), (2,))
 PASSED = Gate([GateReport("", "model", dependency_method(TreePositions.DEPTH), 0.0, True, "", (), 1.0, 0.0, 0.0, 0.0)])
 
 
-def with_facts(request: AdmissionRequest, reuse: Reuse | None = None) -> AdmissionRequest:
+def with_facts(request: AdmissionRequest, reuse: Reuse | None = None, facts: DepPrompt = FACTS) -> AdmissionRequest:
     """The request with facts in front of its question."""
     *front, question = request.prompt.segments
     told = Segment(SegmentKind.QUESTION, "told", tuple(range(20)))
-    prompt = msgspec.structs.replace(request.prompt, segments=(*front, told, question), facts=FACTS, paths=(0,))
+    prompt = msgspec.structs.replace(request.prompt, segments=(*front, told, question), facts=facts, paths=(0,))
     return msgspec.structs.replace(request, prompt=prompt, reuse=reuse)
 
 
@@ -74,6 +74,25 @@ async def test_plans_have_the_trees_behind_their_nodes_which_are_kept_as_ever():
         again = await controller.admit(with_facts(ask("b", "AB", system="s")))
         assert [node.source for node in again.nodes] == [node.kept for node in plan.nodes]
         await controller.complete(report("b"))
+
+
+async def test_plans_tell_engines_which_branches_leave_for_theirs():
+    composing = ComposingInfo(0.0, ("query",), branch_tokens=8)
+    others = DepPrompt((15, 16, 17, 18, 19), BRANCHES, (1,), (2,))
+    settings = {"graph_attention": GraphAttention.DEPENDENCY, "policy": "LRU"}
+    with checked_controllers(Clock(), composing=composing, **settings) as build:
+        controller = build()
+        plans = []
+        for query_id, facts in (("a", FACTS), ("b", others), ("c", others), ("d", FACTS)):
+            plans.append(await controller.admit(with_facts(ask(query_id, ""), facts=facts)))
+            await controller.prefilled(query_id)
+            await controller.complete(report(query_id))
+        (root, leaf), (other_root, other_leaf) = (
+            branch_keys(plan.namespace, plan.trees, plan.prompt.token_ids) for plan in plans[:2]
+        )
+        # 10 tokens in 8: the leaf of 3 leaves for the other tree, and the other one for this tree.
+        assert [plan.trees.dropped for plan in plans] == [(), (leaf,), (), (other_leaf,)]
+        assert root != other_root
 
 
 def test_a_verdict_on_other_positions_does_not_count():

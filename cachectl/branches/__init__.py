@@ -1,0 +1,1 @@
+"""Which branches of dependency trees the instances keep."""

@@ -1,0 +1,103 @@
+"""The branches that one instance keeps, and what it gives up for new ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.nodes.node import Node, PathDocument
+from cachectl.policies.base import Arrival
+from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.tier_manager import Capacities
+from cachectl.tree.knowledge_tree import KnowledgeTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from cachectl.branches.keyed_branch import KeyedBranch
+    from cachectl.policies.base import ReplacementPolicy
+
+_INSTANCE = "engine"
+"""The tree's only instance: each engine has a tree of its own."""
+
+
+class BranchTree:
+    """A knowledge tree whose nodes are branches, in one tier of ``room`` tokens.
+
+    Nodes, budget, eviction and ``policy`` are those of documents. Only the grant differs: a document's is of one path,
+    and a prompt has many branches. It counts as one request of each of them. ``cost(cached, new)`` gives the seconds of
+    a prefill.
+    """
+
+    def __init__(self, policy: ReplacementPolicy, room: int, cost: Callable[[int, int], float]) -> None:
+        self._tree = KnowledgeTree(policy, Capacities(room), [_INSTANCE], cost)
+        self._cost = cost
+        self._tick = 0
+
+    def found(self, branches: Sequence[KeyedBranch]) -> int:
+        """Return how many tokens of a prompt's branches are kept. Counts no access."""
+        nodes = self._tree.registry.nodes
+        return sum([branch.tokens for branch in branches if branch.key in nodes])
+
+    def keep(self, namespace: str, branches: Sequence[KeyedBranch], question_tokens: int) -> list[bytes]:
+        """Serve a prompt with ``question_tokens`` behind its branches: count it, and keep what the policy has room for.
+
+        Returns the keys of the branches that leave for it, leaves first.
+        """
+        tree = self._tree
+        policy, registry, gpu = tree.policy, tree.registry, tree.tiers.gpu(_INSTANCE)
+        cached = self.found(branches)
+        missed = sum([branch.tokens for branch in branches]) - cached
+        self._tick += 1
+        keys = [branch.key for branch in branches]
+        documents = [PathDocument(branch.key.hex(), branch.tokens) for branch in branches]
+        policy.begin(Arrival(self._tick, keys, documents, missed, tree.tiers.capacity))
+        new = missed + question_tokens
+        # The mean over all that the prompt computes, as with documents.
+        seconds_per_token = self._cost(cached, new) / new if new else 0.0
+        batch = MoveBatch(_INSTANCE)
+        root = registry.root(namespace)
+        # Nothing of a prompt makes room for the rest of it.
+        locked = [registry.nodes[key] for key in keys if key in registry.nodes]
+        for node in locked:
+            node.locks += 1
+        for branch, document in zip(branches, documents, strict=True):
+            above = root if branch.parent < 0 else registry.nodes.get(keys[branch.parent])
+            if above is None:
+                continue
+            known = registry.nodes.get(branch.key)
+            node = known or Node(branch.key, document.content, branch.tokens, above)
+            node.count_access(self._tick, 0.0, None)
+            if known is not None:
+                for copy in node.copies:
+                    copy.cache.touch(copy)
+                continue
+            node.count_computation(seconds_per_token)
+            if tree.tiers.eviction.make_room(node, gpu, (), batch):
+                gpu.add(node, held=True)
+                registry.attach(node)
+                node.locks += 1
+                locked.append(node)
+        # Children first, so that a leaf is offered before what it stands behind.
+        for node in reversed(locked):
+            node.locks -= 1
+            for copy in node.copies:
+                copy.cache.offer(copy)
+        registry.keep_root(root)
+        return [bytes.fromhex(move.node) for move in batch.moves]
+
+    def reconsider(self, keys: Iterable[bytes]) -> None:
+        """Update branches that are needed less than before: a request that waited for them has left."""
+        self._tree.reconsider(keys)
+
+    def clear(self, namespace: str) -> None:
+        """Forget the branches of a namespace."""
+        root = self._tree.registry.roots.get(namespace)
+        for top in list(root.children) if root is not None else ():
+            self._tree.delete(top.content, namespace)
+        # The engine is told by the deletion itself.
+        self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
+
+    def check_integrity(self) -> None:
+        """Assert the tree's invariants."""
+        for cache in self._tree.tiers:
+            cache.check_integrity()

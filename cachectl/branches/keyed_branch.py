@@ -1,0 +1,31 @@
+"""A branch of a dependency tree by its key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol.dependency import branch_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from protocol.dependency import DependencyTrees
+
+
+class KeyedBranch(NamedTuple):
+    """A branch of so many ``tokens``. ``parent`` is its parent's place among the prompt's branches, -1 for a root.
+
+    Equal ``key`` s are equal branches behind equal ancestors, in one namespace.
+    """
+
+    key: bytes
+    tokens: int
+    parent: int
+
+
+def keyed(namespace: str, trees: DependencyTrees, token_ids: Sequence[int]) -> tuple[KeyedBranch, ...]:
+    """The branches of a prompt's ``trees``; the whole prompt has these ``token_ids``."""
+    keys = branch_keys(namespace, trees, token_ids)
+    return tuple(
+        [KeyedBranch(key, branch.tokens, branch.parent) for key, branch in zip(keys, trees.branches, strict=True)]
+    )
