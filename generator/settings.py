@@ -162,7 +162,7 @@ class KvSettings(BaseModel):
     )
     auxiliary_gib: float = Field(0.25, ge=0, description="Memory for this model's own KV of documents, in GiB.")
     graph_gib: float = Field(
-        0.5,
+        1.0,
         ge=0,
         description="Memory for KV of facts out of knowledge graphs, in GiB. It does not outlast the engine.",
     )
