@@ -8,14 +8,21 @@ from benchmarks.gate.fact_probes import FACTS, FactTask, fact_tasks
 
 
 class Curriculum(NamedTuple):
-    """Tasks to train on (``training``), and others (``held_out``)."""
+    """Tasks of one source: those to train on (``training``), and others (``held_out``).
+
+    ``left_out`` counts the questions that were not taken, because their facts state no right answer.
+    """
 
     training: list[FactTask]
     held_out: list[FactTask]
+    left_out: int = 0
 
-    def with_more(self, other: "Curriculum") -> "Curriculum":
-        """Both together."""
-        return Curriculum(self.training + other.training, self.held_out + other.held_out)
+
+class Stated(NamedTuple):
+    """A question over facts that state its answer, and the ``documents`` that hold it."""
+
+    task: FactTask
+    documents: frozenset[str]
 
 
 def made_up(questions: int, held_out: int, seed: int) -> Curriculum:
@@ -35,6 +42,17 @@ def of_file(tasks: Sequence[FactTask], held_out: int, seed: int) -> Curriculum:
     while sum(len(task.asked) for task in kept) < held_out and (task := next(order, None)) is not None:
         kept.append(task)
     return Curriculum(list(order), kept)
+
+
+def of_set(found: Sequence[Stated], questions: int, held_out: int, left_out: int) -> Curriculum:
+    """The first questions are held out. Trained on are up to so many of the rest, about other documents and facts."""
+    kept = found[:held_out]
+    documents = frozenset[str]().union(*(one.documents for one in kept))
+    facts = {one.task.paths for one in kept}
+    others = [
+        one.task for one in found[held_out:] if one.task.paths not in facts and documents.isdisjoint(one.documents)
+    ]
+    return Curriculum(others[:questions], [one.task for one in kept], left_out)
 
 
 def _made_up_tasks(seed: int) -> Iterator[FactTask]:

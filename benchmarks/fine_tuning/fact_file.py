@@ -13,14 +13,12 @@ from pathlib import Path as File
 import msgspec
 
 from benchmarks.compose.tasks import Asked
+from benchmarks.fine_tuning.lessons import MOST_TOKENS
 from benchmarks.gate.fact_probes import FactTask
 from benchmarks.measuring.answer_scores import f1
 from benchmarks.workloads.traces import JsonLines
 from protocol.errors import ConfigError
 from protocol.graph import Path, Source
-
-_MOST_TOKENS = 64
-"""Of an answer that such a question gets."""
 
 
 class _ToldPath(msgspec.Struct, frozen=True):
@@ -63,7 +61,7 @@ def read_fact_tasks(file: File) -> list[FactTask]:
     """
     found: dict[tuple[Path, ...], list[Asked]] = {}
     for _, line in JsonLines(file, _Line):
-        asked = Asked(line.question, line.opening, line.answers, f1, _MOST_TOKENS)
+        asked = Asked(line.question, line.opening, line.answers, f1, MOST_TOKENS)
         found.setdefault(_paths(line.paths), []).append(asked)
     if not found:
         raise ConfigError(f"{file} has no question", "file")

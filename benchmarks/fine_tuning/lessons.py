@@ -5,14 +5,19 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from benchmarks.compose.tasks import Asked
+from benchmarks.fine_tuning.curriculum import Curriculum
 from benchmarks.gate.fact_probes import FactTask
-from generator.composing.dependency.fine_tuning.exercise import Exercise, LaidOut, exercises
+from benchmarks.measuring.answer_scores import f1
+from generator.composing.dependency.fine_tuning.exercise import Exercise, LaidOut, Source, exercises
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.dependency import TreePositions
 from protocol.errors import ConfigError
 from protocol.graph import Path
 from protocol.prompts import ChatMessage, Prompt, Segment
+
+MOST_TOKENS = 64
+"""Of the answer to a real question."""
 
 
 class Lessons:
@@ -31,6 +36,21 @@ class Lessons:
         """
         return exercises(self._laid_out(tasks), self._positions)
 
+    def source(self, curriculum: Curriculum) -> Source:
+        """The tasks of a source as exercises. Raises as ``exercises``."""
+        training, held_out, left_out = curriculum
+        return Source(self.exercises(training), self.exercises(held_out), left_out)
+
+    def told(self, question: str, paths: Sequence[Path]) -> tuple[Path, ...]:
+        """The paths that the prompt of a question tells, as in serving. Raises QuestionTooLong."""
+        prompt = self._layout.lay_out([ChatMessage("user", question)], [], MOST_TOKENS, paths=paths)
+        return tuple(paths[place] for place in prompt.paths)
+
+    def f1(self, answer: Sequence[int], right: Sequence[str]) -> float:
+        """The F1 of an answer's words, from 0 to 1."""
+        stream = self._tokenizer.decode_stream()
+        return f1("".join(stream.push(token) for token in answer), right)
+
     def _laid_out(self, tasks: Sequence[FactTask]) -> Iterator[LaidOut]:
         for task in tasks:
             for asked in task.asked:
@@ -46,7 +66,7 @@ class Lessons:
         prompt = self._layout.lay_out([ChatMessage("user", asked.question)], [], room, paths=paths)
         if prompt.facts is None:
             raise ConfigError(f"the model's context has no room for the facts of {asked.question!r}", "questions")
-        return LaidOut(_opened(prompt, opening), answer)
+        return LaidOut(_opened(prompt, opening), answer, asked.answers)
 
 
 def _opened(prompt: Prompt, opening: tuple[int, ...]) -> Prompt:

@@ -9,10 +9,11 @@ Only English documents and questions are read, where a set tells languages, beca
 set that tells the types of its questions, only those over several documents or steps are asked, if it has such.
 """
 
+import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ NO_GOLD = "no question has known passages"
 
 _SEVERAL = ("Multi-document", "Multi-hop")
 """How the types of questions over several documents or steps begin."""
+
+_Read = TypeVar("_Read", Document, Question)
 
 _SHORTEST_ANSWER = 3
 _WORD = re.compile(r"\w+")
@@ -57,6 +60,20 @@ class GraphSet:
         count = min(count, total)
         return [self._questions[number * total // count] for number in range(count)]
 
+    def drawn(self, count: int, seed: int) -> "GraphSet":
+        """Return a smaller set: ``count`` questions in a random order, all if there are fewer, and their documents.
+
+        Those are the questions' gold documents and contexts, and as many others, among which a search can go wrong.
+        More questions of the same seed begin with the same ones.
+        """
+        draws = random.Random(seed)  # noqa: S311 - a repeatable draw
+        questions = draws.sample(self._questions, len(self._questions))[:count]
+        needed = {name for one in questions for name in (*one.gold_doc_ids, *one.ctx_doc_ids)}
+        others = [document.doc_id for document in self._documents if document.doc_id not in needed]
+        kept = needed.union(draws.sample(others, min(len(needed), len(others))))
+        documents = [document for document in self._documents if document.doc_id in kept]
+        return GraphSet(self.name, self.gold, documents, questions)
+
 
 class SetNames(NamedTuple):
     """The names of the sets that have documents and questions, and why each other one is left out."""
@@ -76,21 +93,38 @@ def set_names(data: Path, chosen: Sequence[str] = ()) -> SetNames:
     return SetNames([name for name in names if name not in left_out], left_out)
 
 
-def open_set(data: Path, name: str) -> GraphSet | None:
-    """Read a set that has documents and questions; return None if no question has known passages.
+def english_set(data: Path, name: str) -> GraphSet:
+    """Read a set with all of its questions, whether passages are known or not.
 
-    Raises ConfigError for an invalid line.
+    Raises ConfigError if it has no documents or no questions in English, and for an invalid line.
     """
     dataset = Dataset(data, name)
-    documents = {document.doc_id: document for document in dataset.documents() if document.lang in ("", "en")}
-    questions = [question for question in dataset.questions() if question.lang in ("", "en")]
-    questions = [question for question in questions if question.type.startswith(_SEVERAL)] or questions
+    documents, questions = _in_english(dataset.documents()), _in_english(dataset.questions())
+    if not documents or not questions:
+        raise ConfigError(f"the set {name} has no documents or no questions in English", "set")
+    return GraphSet(name, "given", documents, questions)
+
+
+def open_set(data: Path, name: str, *, of_all_types: bool = False) -> GraphSet | None:
+    """Read a set that has documents and questions; return None if no question has known passages.
+
+    ``of_all_types`` keeps those over one document or step, too. Raises ConfigError for an invalid line.
+    """
+    dataset = Dataset(data, name)
+    documents = {document.doc_id: document for document in _in_english(dataset.documents())}
+    questions = _in_english(dataset.questions())
+    if not of_all_types:
+        questions = [question for question in questions if question.type.startswith(_SEVERAL)] or questions
     gold: Gold = "given"
     found = list(_given(questions, documents))
     if not found:
         gold = "answer"
         found = list(_by_answer(questions, documents))
     return GraphSet(name, gold, list(documents.values()), found) if found else None
+
+
+def _in_english(read: Iterable[_Read]) -> list[_Read]:
+    return [one for one in read if one.lang in ("", "en")]
 
 
 def _given(questions: Iterable[Question], documents: Mapping[str, Document]) -> Iterator[Question]:

@@ -89,6 +89,7 @@ def test_questions_over_several_documents_or_steps_are_asked_alone(tmp_path):
     questions = [{**one, "gold_doc_ids": GOLD[one["qid"]], "type": types[one["qid"]]} for one in QUESTIONS]
     write_set(tmp_path, "typed", documents(), questions)
     assert gold_of(tmp_path, "typed").keys() == {"1", "2"}
+    assert {one.qid for one in open_set(tmp_path, "typed", of_all_types=True).questions()} == {"1", "2", "3"}
     write_set(tmp_path, "typed", documents(), questions[2:])
     assert gold_of(tmp_path, "typed").keys() == {"3"}
 
@@ -98,3 +99,23 @@ def test_questions_are_taken_at_equal_distances(tmp_path, count, taken):
     questions = [{"qid": str(number), "question": "Which river?", "gold_doc_ids": ["rivers"]} for number in range(10)]
     write_set(tmp_path, "many", documents(), questions)
     assert [int(question.qid) for question in open_set(tmp_path, "many").evenly(count)] == taken
+
+
+def test_questions_are_drawn_with_the_documents_that_they_need_and_as_many_others(tmp_path):
+    questions = [
+        {"qid": str(number), "question": "Which?", "gold_doc_ids": [f"g{number}"], "ctx_doc_ids": [f"c{number}"]}
+        for number in range(10)
+    ]
+    names = [f"{kind}{number}" for kind in "gcx" for number in range(10)]
+    write_set(tmp_path, "many", [{"doc_id": name, "text": name} for name in names], questions)
+    whole = open_set(tmp_path, "many")
+    few, more = whole.drawn(3, 0), whole.drawn(6, 0)
+    asked = [question.qid for question in few.questions()]
+    assert [question.qid for question in more.questions()][:3] == asked
+    assert asked != [question.qid for question in whole.drawn(3, 1).questions()]
+    kept = [document.doc_id for document in few.documents()]
+    assert {f"{kind}{qid}" for kind in "gc" for qid in asked} <= set(kept)
+    assert len(kept) == 12
+    assert len(list(more.documents())) == 24
+    assert len(list(whole.drawn(99, 0).documents())) == 30
+    assert (few.name, few.corpus, few.gold) == ("many", "many", "given")

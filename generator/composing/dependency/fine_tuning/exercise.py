@@ -1,6 +1,6 @@
 """What a model is trained on: questions with their answers, behind the same facts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,10 +11,14 @@ from protocol.prompts import Prompt
 
 
 class Answered(NamedTuple):
-    """A question and its right answer as token ids. The loss is that of the ``answer`` alone."""
+    """A question and its right answer as token ids. The loss is that of the ``answer`` alone, whose last token ends it.
+
+    ``right`` are all right answers as texts.
+    """
 
     question: tuple[int, ...]
     answer: tuple[int, ...]
+    right: tuple[str, ...] = ()
 
 
 class Exercise(NamedTuple):
@@ -29,11 +33,26 @@ class Exercise(NamedTuple):
     asked: tuple[Answered, ...]
 
 
+class Source(NamedTuple):
+    """Exercises of one origin: those to train on (``training``), and others to compare the model by (``held_out``).
+
+    ``left_out`` counts the questions that were not taken, because their facts state no right answer.
+    """
+
+    training: Sequence[Exercise]
+    held_out: Sequence[Exercise]
+    left_out: int = 0
+
+
 class LaidOut(NamedTuple):
-    """A prompt as serving lays it out, whose last segment is the question, and the ``answer`` to it as token ids."""
+    """A prompt as serving lays it out, whose last segment is the question, and the ``answer`` to it as token ids.
+
+    ``right`` are all right answers as texts.
+    """
 
     prompt: Prompt
     answer: tuple[int, ...]
+    right: tuple[str, ...] = ()
 
 
 def exercises(laid_out: Iterable[LaidOut], positions: TreePositions) -> list[Exercise]:
@@ -72,4 +91,4 @@ def _parted(laid_out: LaidOut, positions: TreePositions) -> tuple[Exercise, Answ
     trees.check(in_trees.token_count)
     question = prompt.segments[-1].token_ids
     full, own = (tuple(one.token_ids[: -len(question)]) for one in (prompt, in_trees))
-    return Exercise(full, own, trees, ()), Answered(question, laid_out.answer)
+    return Exercise(full, own, trees, ()), Answered(question, laid_out.answer, laid_out.right)

@@ -68,7 +68,7 @@ def _inputs(front: Sequence[int], exercise: Exercise, trees: DependencyTrees | N
     wanted: list[int] = []
     answers: list[int] = []
     lengths: list[int] = []
-    for number, (question, answer) in enumerate(exercise.asked):
+    for number, (question, answer, _) in enumerate(exercise.asked):
         first = len(ids) + len(question) - 1
         places += range(first, first + len(answer))
         wanted += answer

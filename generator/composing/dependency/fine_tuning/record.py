@@ -25,14 +25,16 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class TuningScores(msgspec.Struct, frozen=True):
-    """How well answers are predicted: the mean ``loss`` of their tokens, in nats, and the share that is ``exact``.
+    """How well questions are answered.
 
-    An answer is exact if each of its tokens is the most likely one behind those before it. So it is what greedy
-    decoding writes.
+    ``loss`` is the mean of their answers' tokens, in nats. ``exact`` is the share of answers of which each token is the
+    most likely one behind those before it, so that greedy decoding writes them. ``f1`` is the mean score of what greedy
+    decoding writes, from 0 to 1: that of its words, against all right answers.
     """
 
     loss: float
     exact: float
+    f1: float
 
 
 class HeldOutScores(msgspec.Struct, frozen=True):
@@ -42,11 +44,25 @@ class HeldOutScores(msgspec.Struct, frozen=True):
     self_attention: TuningScores
 
 
-class TuningRecord(msgspec.Struct, frozen=True):
-    """A fine-tuning of ``model`` with ``questions``: held-out scores ``before`` and ``after``, and each step's loss.
+class SourceRecord(msgspec.Struct, frozen=True):
+    """One source: how many ``questions`` are trained on and ``held_out``, and scores on the latter.
 
-    ``trained`` is what was trained: all weights (``full``). A checkpoint has no scores after. ``after`` is of the
-    weights as they are written, in the type of those that were read. ``folder`` has the model.
+    ``left_out`` counts its questions that were not taken, because their facts state no right answer. A checkpoint has
+    no scores ``after``.
+    """
+
+    questions: int
+    held_out: int
+    left_out: int
+    before: HeldOutScores
+    after: HeldOutScores | None
+
+
+class TuningRecord(msgspec.Struct, frozen=True):
+    """A fine-tuning of ``model`` with ``questions``, by ``sources``, and the loss of each step.
+
+    ``trained`` is what was trained: all weights (``full``). Scores after it are of the weights as they are written, in
+    the type of those that were read. ``folder`` has the model.
     """
 
     model: str
@@ -57,6 +73,5 @@ class TuningRecord(msgspec.Struct, frozen=True):
     steps: int
     losses: list[float]
     seconds: float
-    before: HeldOutScores
-    after: HeldOutScores | None
+    sources: dict[str, SourceRecord]
     folder: str

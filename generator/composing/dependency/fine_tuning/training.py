@@ -3,84 +3,131 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 import torch
 
-from generator.composing.dependency.fine_tuning.exercise import Exercise, batches
+from generator.composing.dependency.fine_tuning.exercise import Exercise, Source, batches
 from generator.composing.dependency.fine_tuning.inputs import Inputs, in_full, in_trees
-from generator.composing.dependency.fine_tuning.record import HeldOutScores, Recipe, TuningRecord, TuningScores
+from generator.composing.dependency.fine_tuning.record import (
+    HeldOutScores,
+    Recipe,
+    SourceRecord,
+    TuningRecord,
+    TuningScores,
+)
 from generator.composing.dependency.fine_tuning.tuned_model import Predicted, TunedModel
 from protocol.errors import ConfigError
+
+Score: TypeAlias = Callable[[Sequence[int], Sequence[str]], float]
+"""Compares the token ids of an answer with the right answers, from 0 to 1."""
 
 _MOST_NORM = 1.0
 """Of a step's gradient. Longer ones are cut, so that a batch of odd questions does no harm."""
 
+_ANSWER_TOKENS = 32
+"""The most of an answer that is written for its score."""
+
 
 class _Tally:
-    """The losses of all tokens of answers, and which answers are exact."""
+    """The losses of all tokens of answers, which answers are exact, and the scores of those that the model writes."""
 
     def __init__(self) -> None:
         self._losses: list[float] = []
         self._exact: list[bool] = []
+        self._f1: list[float] = []
 
-    def add(self, inputs: Inputs, predicted: Predicted) -> None:
-        """Count what was predicted of one exercise."""
+    def add(self, inputs: Inputs, predicted: Predicted, f1: Iterable[float]) -> None:
+        """Count what was predicted of one exercise, and the scores of what was written."""
         self._losses += predicted.losses.tolist()
         hits = predicted.hits.cpu()
         self._exact += [bool(hits[inputs.answers == answer].all()) for answer in set(inputs.answers.tolist())]
+        self._f1 += f1
 
     @property
     def scores(self) -> TuningScores:
-        """The mean loss, and the share of exact answers."""
-        return TuningScores(fmean(self._losses), fmean(self._exact))
+        """The mean loss, the share of exact answers, and the mean score."""
+        return TuningScores(fmean(self._losses), fmean(self._exact), fmean(self._f1))
 
 
 class DependencyTraining:
-    """Trains all weights of a model by a recipe. ``progress`` is called with (step, done, total)."""
+    """Trains all weights of a model by a recipe, and writes it into a new ``folder``.
 
-    def __init__(self, model: TunedModel, recipe: Recipe, progress: Callable[[str, int, int], None]) -> None:
+    Checkpoints get folders beside it, ``FOLDER-step-N``. ``f1`` scores answers, and ``progress`` is called with (step,
+    done, total). Raises ConfigError if one of the folders exists or cannot be made.
+    """
+
+    def __init__(
+        self, model: TunedModel, recipe: Recipe, folder: Path, f1: Score, progress: Callable[[str, int, int], None]
+    ) -> None:
+        _refuse(folder)
         self._model = model
         self._recipe = recipe
+        self._folder = folder
+        self._f1 = f1
         self._optimizer = torch.optim.AdamW(model.parameters, recipe.learning_rate)
         self._progress = progress
         self._losses: list[float] = []
 
-    def run(self, training: Sequence[Exercise], held_out: Sequence[Exercise], folder: Path) -> TuningRecord:
-        """Train, and write the model into a new ``folder``; checkpoints get folders beside it, ``FOLDER-step-N``.
+    @classmethod
+    def of(
+        cls, model: Path, recipe: Recipe, folder: Path, f1: Score, progress: Callable[[str, int, int], None]
+    ) -> "DependencyTraining":
+        """The training of the model of a folder on this machine, on its GPU if it has one.
 
-        Raises ConfigError if one of them exists or cannot be made, if there are no questions, or if the learning rate
-        is so high that the loss is no number any more. Raises OSError if the model cannot be written.
+        Raises ConfigError, also if the model cannot be trained under masks of trees.
         """
-        self._refuse(training, held_out, folder)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(TunedModel(model, device), recipe, folder, f1, progress)
+
+    def run(self, sources: Mapping[str, Source]) -> TuningRecord:
+        """Train on the exercises of all sources, mixed, and write the model.
+
+        Raises ConfigError if there are no questions to train on, or if a source holds none out, and if the learning
+        rate is so high that the loss is no number any more. Raises OSError if the model cannot be written.
+        """
+        training = [exercise for source in sources.values() for exercise in source.training]
+        if not training:
+            raise ConfigError("there is no question to train on", "questions")
+        if not all(source.held_out for source in sources.values()):
+            raise ConfigError("there is no question to hold out", "held_out")
         torch.manual_seed(self._recipe.seed)
         began = time.monotonic()
-        before = self._scores(held_out, "asking before")
+        before = self._scores(sources, "asking before")
 
-        def record(to: Path, after: HeldOutScores | None) -> TuningRecord:
+        def record(to: Path, after: Mapping[str, HeldOutScores]) -> TuningRecord:
             return TuningRecord(
                 model=str(self._model.folder),
                 trained="full",
                 recipe=self._recipe,
                 questions=_questions(training),
-                held_out=_questions(held_out),
+                held_out=sum(_questions(source.held_out) for source in sources.values()),
                 steps=len(self._losses),
                 losses=list(self._losses),
                 seconds=round(time.monotonic() - began, 3),
-                before=before,
-                after=after,
+                sources={
+                    name: SourceRecord(
+                        _questions(source.training),
+                        _questions(source.held_out),
+                        source.left_out,
+                        before[name],
+                        after.get(name),
+                    )
+                    for name, source in sources.items()
+                },
                 folder=str(to),
             )
 
-        self._train(training, lambda to: self._model.save(to, record(to, None)), folder)
+        self._train(training, lambda to: self._model.save(to, record(to, {})))
         self._model.round()
-        done = record(folder, self._scores(held_out, "asking after"))
-        self._model.save(folder, done)
+        done = record(self._folder, self._scores(sources, "asking after"))
+        self._model.save(self._folder, done)
         return done
 
-    def _train(self, training: Sequence[Exercise], save: Callable[[Path], None], folder: Path) -> None:
+    def _train(self, training: Sequence[Exercise], save: Callable[[Path], None]) -> None:
         order = random.Random(self._recipe.seed)  # noqa: S311 - a repeatable order
         done, total = 0, self._recipe.epochs * _questions(training)
         every = self._recipe.checkpoint_steps
@@ -92,7 +139,7 @@ class DependencyTraining:
                 done += _questions(batch)
                 # The last step's model is the result.
                 if every and len(self._losses) % every == 0 and done < total:
-                    save(_checkpoint(folder, len(self._losses)))
+                    save(self._folder.with_name(f"{self._folder.name}-step-{len(self._losses)}"))
         self._progress("training", total, total)
 
     def _step(self, batch: Sequence[Exercise]) -> float:
@@ -114,46 +161,39 @@ class DependencyTraining:
         self._optimizer.step()
         return loss
 
-    def _scores(self, held_out: Sequence[Exercise], step: str) -> HeldOutScores:
+    def _scores(self, sources: Mapping[str, Source], step: str) -> dict[str, HeldOutScores]:
         self._model.training(False)
-        trees, full = _Tally(), _Tally()
-        for done, exercise in enumerate(held_out):
-            self._progress(step, done, len(held_out))
-            for tally, inputs in ((trees, in_trees(exercise)), (full, in_full(exercise))):
-                with torch.inference_mode():
-                    tally.add(inputs, self._model.predicted(inputs))
-        self._progress(step, len(held_out), len(held_out))
-        return HeldOutScores(trees.scores, full.scores)
+        total, done = sum(len(source.held_out) for source in sources.values()), 0
+        scores: dict[str, HeldOutScores] = {}
+        for name, source in sources.items():
+            trees, full = _Tally(), _Tally()
+            for exercise in source.held_out:
+                self._progress(step, done, total)
+                self._ask(exercise, in_trees, trees)
+                self._ask(exercise, in_full, full)
+                done += 1
+            scores[name] = HeldOutScores(trees.scores, full.scores)
+        self._progress(step, total, total)
+        return scores
 
-    def _refuse(self, training: Sequence[Exercise], held_out: Sequence[Exercise], folder: Path) -> None:
-        for questions, name in ((training, "train on"), (held_out, "hold out")):
-            if not _questions(questions):
-                raise ConfigError(f"there is no question to {name}", "questions")
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{folder} cannot be made: {error}", "out") from error
-        taken = [folder] if folder.exists() else list(folder.parent.glob(f"{folder.name}-step-*"))
-        if taken:
-            raise ConfigError(f"{taken[0]} exists already", "out")
-
-
-def fine_tuned(
-    model: Path,
-    recipe: Recipe,
-    training: Sequence[Exercise],
-    held_out: Sequence[Exercise],
-    folder: Path,
-    progress: Callable[[str, int, int], None],
-) -> TuningRecord:
-    """Train the model of a folder on this machine, on its GPU if it has one. Raises as ``DependencyTraining.run``."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return DependencyTraining(TunedModel(model, device), recipe, progress).run(training, held_out, folder)
+    def _ask(self, exercise: Exercise, read: Callable[[Exercise], Inputs], tally: _Tally) -> None:
+        """Ask the questions of an exercise that the model reads so."""
+        whole, front = read(exercise), read(exercise._replace(asked=()))
+        with torch.inference_mode():
+            written = self._model.answers(front, exercise.asked, _ANSWER_TOKENS)
+            f1 = [self._f1(answer, one.right) for answer, one in zip(written, exercise.asked, strict=True)]
+            tally.add(whole, self._model.predicted(whole), f1)
 
 
-def _checkpoint(folder: Path, steps: int) -> Path:
-    return folder.with_name(f"{folder.name}-step-{steps}")
+def _refuse(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error}", "out") from error
+    taken = [folder] if folder.exists() else list(folder.parent.glob(f"{folder.name}-step-*"))
+    if taken:
+        raise ConfigError(f"{taken[0]} exists already", "out")
 
 
-def _questions(exercises: Sequence[Exercise]) -> int:
+def _questions(exercises: Iterable[Exercise]) -> int:
     return sum(len(exercise.asked) for exercise in exercises)

@@ -2,7 +2,9 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +62,21 @@ class TunedModel:
         losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
         return Predicted(losses, logits.argmax(-1) == wanted)
 
+    def answers(self, front: Inputs, asked: Sequence[Answered], most: int) -> Iterator[tuple[int, ...]]:
+        """What greedy decoding writes behind a front: for each question up to ``most`` tokens, without the end."""
+        cache = self._model(
+            input_ids=front.token_ids.to(self._device),
+            attention_mask=front.mask.to(self._device),
+            position_ids=front.positions.to(self._device),
+            use_cache=True,
+            logits_to_keep=1,
+        ).past_key_values
+        count = cache.get_seq_length()
+        for one in asked:
+            yield tuple(islice(self._written(cache, one.question, one.answer[-1]), most))
+            # Leaves the front: it removes so many tokens.
+            cache.crop(count - cache.get_seq_length())
+
     def round(self) -> None:
         """Round all weights to the type in which they are written."""
         with torch.no_grad():
@@ -79,6 +96,24 @@ class TunedModel:
                     shutil.copy(file, own)
             (made / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)))
             made.rename(folder)
+
+    def _written(self, cache: Any, question: Sequence[int], end: int) -> Iterator[int]:  # noqa: ANN401  # transformers is untyped here
+        """The most likely tokens behind a question, one after another, up to the one that ends an answer."""
+        read = list(question)
+        while True:
+            first = cache.get_seq_length()
+            output = self._model(
+                input_ids=torch.tensor([read], device=self._device),
+                position_ids=torch.arange(first, first + len(read), device=self._device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            token = int(output.logits[0, -1].argmax())
+            if token == end:
+                return
+            yield token
+            read = [token]
 
     def _logits(self, inputs: Inputs, places: torch.Tensor) -> torch.Tensor:
         """The logits at places, shape [places, vocabulary]."""

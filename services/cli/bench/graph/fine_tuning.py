@@ -1,11 +1,13 @@
 """``ragtree bench fine-tuning``: fine-tunes the configured model to dependency attention.
 
-It learns to answer from facts in trees, in which a token attends to its ancestors (DepCache). Measures, on held-out
-questions, the loss and the share of exact answers with facts in trees and with every path in full, before and after.
+It learns to answer from facts in trees, in which a token attends to its ancestors (DepCache): from those of question
+sets, from a file's and from made-up ones. Measures, on held-out questions of each source, the loss, the share of exact
+answers and F1 with facts in trees and with every path in full, before and after.
 
 Limits: made-up facts are of the gate's kinds, so a gate that is passed behind them says little of other questions.
 """
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ import typer
 from rich.table import Table
 
 from protocol.dependency import TreePositions
-from services.cli.bench.common.options import SeedOption
+from services.cli.bench.common.options import DEFAULT_DATA, DataOption, SeedOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
@@ -33,13 +35,20 @@ def fine_tuning(
             help="Questions with their facts, as JSON lines: question, answers, paths, opening (docs/graph.md)."
         ),
     ] = None,
+    chosen: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Question set to train on: a folder below --data. Can be given several times."),
+    ] = None,
+    set_questions: Annotated[
+        int, typer.Option(min=1, help="Most questions of each set to train on: those whose facts state an answer.")
+    ] = _QUESTIONS,
     questions: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Made-up questions to train on; by default {_QUESTIONS}, or none beside --file."),
+        typer.Option(
+            min=0, help=f"Made-up questions to train on; by default {_QUESTIONS}, or none beside --set or --file."
+        ),
     ] = None,
-    held_out: Annotated[
-        int, typer.Option(min=1, help="Questions to compare by, of the file and of those made up.")
-    ] = 64,
+    held_out: Annotated[int, typer.Option(min=1, help="Questions to compare by, of each source.")] = 64,
     positions: Annotated[
         TreePositions | None,
         typer.Option(help="Positions of the tokens in trees; by default controller.graph_positions."),
@@ -51,33 +60,41 @@ def fine_tuning(
         int | None, typer.Option(min=1, help="Write the model after each so many steps, to OUT-step-N.")
     ] = None,
     seed: SeedOption = 0,
+    data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
     """Train the configured model to answer from facts in trees, in which a token attends to its ancestors."""
     from benchmarks.fine_tuning.curriculum import Curriculum, made_up, of_file
     from benchmarks.fine_tuning.fact_file import read_fact_tasks
     from benchmarks.fine_tuning.lessons import Lessons
+    from benchmarks.fine_tuning.set_questions import SetQuestions, open_sets
+    from benchmarks.graph.facts_reader import FactsReader
     from generator.composing.dependency.fine_tuning.record import Recipe
-    from generator.composing.dependency.fine_tuning.training import fine_tuned
+    from generator.composing.dependency.fine_tuning.training import DependencyTraining
     from generator.models import ModelStore
     from generator.prompts.layout import SegmentLayout
     from generator.prompts.tokenizer import ModelTokenizer
 
     config = load_config()
-    asked = Curriculum([], [])
-    if file is not None:
-        asked = of_file(read_fact_tasks(file), held_out, seed)
-    count = (_QUESTIONS if file is None else 0) if questions is None else questions
+    asked: dict[str, Curriculum] = {}
+    count = (0 if file or chosen else _QUESTIONS) if questions is None else questions
     if count:
-        asked = asked.with_more(made_up(count, held_out, seed))
+        asked["made up"] = made_up(count, held_out, seed)
+    if file is not None:
+        asked[file.name] = of_file(read_fact_tasks(file), held_out, seed)
+    sets = open_sets(data, chosen) if chosen else []
     folder = ModelStore(config.cache_dir).resolve(model or config.generator.model)
     tokenizer = ModelTokenizer(folder)
     placed = positions or config.controller.graph_positions
     lessons = Lessons(tokenizer, SegmentLayout.configured(tokenizer, config.generator), placed)
     recipe = Recipe(learning_rate, batch, epochs, placed, checkpoint_steps, seed)
-    training, kept = lessons.exercises(asked.training), lessons.exercises(asked.held_out)
     with StepBars() as show:
-        record = fine_tuned(folder, recipe, training, kept, out, show)
+        # In front of the sets: to read their graphs takes minutes.
+        training = DependencyTraining.of(folder, recipe, out, lessons.f1, show)
+        if sets:
+            reader = FactsReader(config.retriever, config.retriever.graph.paths, show)
+            asked |= asyncio.run(SetQuestions(reader, lessons.told).curricula(sets, set_questions, held_out, seed))
+        record = training.run({name: lessons.source(curriculum) for name, curriculum in asked.items()})
     if as_json:
         print_json(record)
         return
@@ -85,11 +102,14 @@ def fine_tuning(
 
 
 def _show(record: "TuningRecord") -> None:
-    table = Table("", "facts", "loss", "exact answers")
-    for title, scores in (("before", record.before), ("after", record.after)):
-        if scores is None:
-            continue
-        for facts, own in (("in trees", scores.dependency), ("in full", scores.self_attention)):
-            table.add_row(title, facts, f"{own.loss:.3f}", f"{own.exact:.1%}")
+    table = Table("questions", "trained on", "left out", "", "facts", "loss", "exact answers", "F1")
+    for name, source in record.sources.items():
+        counts = (name, f"{source.questions:,}", f"{source.left_out:,}")
+        for title, scores in (("before", source.before), ("after", source.after)):
+            if scores is None:
+                continue
+            for facts, own in (("in trees", scores.dependency), ("in full", scores.self_attention)):
+                table.add_row(*counts, title, facts, f"{own.loss:.3f}", f"{own.exact:.1%}", f"{own.f1:.3f}")
+                counts = ("", "", "")
     results.print(table)
     results.print(f"Wrote {record.folder} after {record.steps} steps.", highlight=False)

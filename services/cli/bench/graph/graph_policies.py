@@ -22,7 +22,10 @@ from services.config import load_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from benchmarks.graph.facts import Facts
+    from benchmarks.graph.facts_reader import FactsReader
     from benchmarks.graph.policies.rows import GraphPoliciesResult, StreamRow
+    from benchmarks.graph.sets import GraphSet
 
 
 def graph_policies(
@@ -45,8 +48,10 @@ def graph_policies(
     as_json: JsonOption = False,
 ) -> None:
     """Compare replacement policies and request orders for the KV of graphs' facts, in a simulation."""
+    from benchmarks.graph.facts_reader import FactsReader
+    from benchmarks.graph.found_facts import MOST_PATHS
     from benchmarks.graph.policies.benchmark import Compared, GraphPolicyBenchmark
-    from benchmarks.graph.policies.reader import FactsReader
+    from benchmarks.graph.sets import english_set
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
 
@@ -57,13 +62,17 @@ def graph_policies(
     with StepBars() as show:
         cost = DeviceProfile.shipped(DEFAULT_DEVICE).prefill_seconds
         benchmark = GraphPolicyBenchmark(compared, cost, show)
-        reader = FactsReader(config.retriever, show)
-        facts = asyncio.run(reader.read(data, names, questions))
+        reader = FactsReader(config.retriever, MOST_PATHS, show)
+        facts = asyncio.run(_facts(reader, [english_set(data, name) for name in names], questions))
         result = benchmark.run(facts, context_tokens, encode)
     if as_json:
         print_json(result)
         return
     _show(result)
+
+
+async def _facts(reader: "FactsReader", sets: "Sequence[GraphSet]", questions: int) -> "dict[str, list[Facts]]":
+    return {each.name: await reader.read(each, each.evenly(questions)) for each in sets}
 
 
 def _names(given: str, option: str) -> list[str]:

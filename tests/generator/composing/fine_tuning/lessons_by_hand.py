@@ -12,6 +12,9 @@ BRANCHES = (Branch(2, -1), Branch(1, 0), Branch(2, 1), Branch(3, 1), Branch(2, 0
 FRONT, BEFORE, BEHIND = 3, 2, 1
 """Tokens of the system prompt, of the heading in front of the trees, and behind them."""
 
+RIGHT = ("right",)
+"""The right answers of all questions."""
+
 TREES = DependencyTrees(FRONT + BEFORE, FRONT, BRANCHES, TreePositions.PREORDER)
 
 
@@ -23,7 +26,7 @@ def exercise(seed: int, positions: TreePositions = TreePositions.PREORDER, quest
         return tuple(draws.choices(range(3, 256), k=count))
 
     trees = DependencyTrees(TREES.start, FRONT, BRANCHES, positions)
-    asked = tuple(Answered(tokens(3 + number), tokens(2 + number)) for number in range(questions))
+    asked = tuple(Answered(tokens(3 + number), tokens(2 + number), RIGHT) for number in range(questions))
     return Exercise(tokens(30), tokens(TREES.end + BEHIND), trees, asked)
 
 

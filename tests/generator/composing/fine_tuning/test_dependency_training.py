@@ -3,13 +3,15 @@
 import msgspec
 import pytest
 import torch
-from lessons_by_hand import brute_force_mask, brute_force_positions, exercise
+from lessons_by_hand import RIGHT, brute_force_mask, brute_force_positions, exercise
 from tiny_models import continuation, gemma4, gpt_oss, llama, make_config_folder, make_tiny_model, mistral
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
 
+from generator.composing.dependency.fine_tuning import training
+from generator.composing.dependency.fine_tuning.exercise import Source
 from generator.composing.dependency.fine_tuning.inputs import in_full, in_trees
 from generator.composing.dependency.fine_tuning.record import RECORD, Recipe, TuningRecord
-from generator.composing.dependency.fine_tuning.training import DependencyTraining, fine_tuned
+from generator.composing.dependency.fine_tuning.training import DependencyTraining
 from generator.composing.dependency.fine_tuning.tuned_model import TunedModel
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.dependency import TreePositions
@@ -17,7 +19,14 @@ from protocol.errors import ConfigError
 
 TRAINING = [exercise(seed) for seed in range(4)]
 HELD_OUT = [exercise(seed) for seed in range(4, 6)]
+SOURCE = "made by hand"
 QUICK = Recipe(learning_rate=5e-3, batch=4, epochs=8)
+
+
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch):
+    """A random model never ends an answer."""
+    monkeypatch.setattr(training, "_ANSWER_TOKENS", 4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,8 +47,15 @@ def tuned(folder):
     return TunedModel(folder, torch.device("cpu"))
 
 
-def trained(model, recipe, folder, training=TRAINING, held_out=HELD_OUT) -> TuningRecord:
-    return fine_tuned(model, recipe, training, held_out, folder, lambda *_: None)
+def length(answer, right) -> float:
+    """A score that tells what was written: the number of its tokens."""
+    assert right == RIGHT
+    return len(answer)
+
+
+def trained(model, recipe, folder, learned=TRAINING, held_out=HELD_OUT) -> TuningRecord:
+    loop = DependencyTraining.of(model, recipe, folder, length, lambda *_: None)
+    return loop.run({SOURCE: Source(learned, held_out)})
 
 
 @pytest.mark.parametrize("positions", TreePositions)
@@ -62,17 +78,47 @@ def test_several_questions_have_the_losses_that_each_has_alone(model):
         assert torch.allclose(loaded.predicted(way(one)).losses, torch.cat(alone), atol=1e-4)
 
 
+@pytest.mark.parametrize("positions", TreePositions)
+def test_what_the_model_writes_is_what_transformers_writes_with_the_mask_of_brute_force(model, positions):
+    one = exercise(1, positions, questions=3)
+    expected, asked = [], []
+    for number, question in enumerate(one.asked):
+        prompt = [*one.in_trees, *question.question]
+        mask, at = brute_force_mask(one.trees, len(prompt)), brute_force_positions(one.trees, len(prompt))
+        likely = continuation(model, prompt, 6, mask, at).token_ids
+        # The second answer ends early.
+        end = likely[-1] if number == 1 else 999
+        expected.append(likely[: likely.index(end)] if number == 1 else likely)
+        asked.append(question._replace(answer=(7, end)))
+    with torch.inference_mode():
+        written = list(tuned(model).answers(in_trees(one._replace(asked=())), asked, 6))
+    assert written == expected
+
+
+def test_sources_are_trained_on_together_and_scored_apart(model, tmp_path):
+    sources = {"one": Source(TRAINING[:1], HELD_OUT[:1]), "other": Source(TRAINING[1:], HELD_OUT[1:], left_out=7)}
+    loop = DependencyTraining.of(model, Recipe(batch=8), tmp_path / "out", length, lambda *_: None)
+    record = loop.run(sources)
+    assert (record.questions, record.held_out, record.steps) == (8, 4, 1)
+    counts = {name: (own.questions, own.held_out, own.left_out) for name, own in record.sources.items()}
+    assert counts == {"one": (2, 2, 0), "other": (6, 2, 7)}
+    alone = trained(model, Recipe(learning_rate=0.0), tmp_path / "alone", held_out=HELD_OUT[1:]).sources[SOURCE]
+    assert record.sources["other"].before == alone.before
+    assert 0 < alone.before.dependency.f1 <= 4
+
+
 def test_the_loss_under_trees_falls_and_the_model_that_is_written_has_learned(model, tmp_path):
     steps: set[str] = set()
     folder = tmp_path / "new" / "trained"
-    training = DependencyTraining(tuned(model), QUICK, lambda step, done, total: steps.add(step))
+    loop = DependencyTraining(tuned(model), QUICK, folder, length, lambda step, done, total: steps.add(step))
     # Held out are the questions that are trained on: random tokens cannot be learned otherwise.
-    record = training.run(TRAINING, TRAINING, folder)
+    record = loop.run({SOURCE: Source(TRAINING, TRAINING)})
+    own = record.sources[SOURCE]
     assert record.steps == len(record.losses) == 16
     assert (record.questions, record.held_out, record.trained) == (8, 8, "full")
     assert record.losses[-1] < 0.3 * record.losses[0]
-    assert record.after.dependency.loss < 0.3 * record.before.dependency.loss
-    assert record.after.dependency.exact > record.before.dependency.exact
+    assert own.after.dependency.loss < 0.3 * own.before.dependency.loss
+    assert own.after.dependency.exact > own.before.dependency.exact
     assert steps == {"asking before", "training", "asking after"}
 
     assert [path.name for path in folder.parent.iterdir()] == ["trained"]
@@ -81,11 +127,11 @@ def test_the_loss_under_trees_falls_and_the_model_that_is_written_has_learned(mo
     assert ModelTokenizer(folder).chat_template.end == "<|end|>"
     again = tuned(folder)
     losses = torch.cat([again.predicted(in_trees(one)).losses for one in TRAINING])
-    assert float(losses.detach().mean()) == pytest.approx(record.after.dependency.loss, abs=1e-4)
+    assert float(losses.detach().mean()) == pytest.approx(own.after.dependency.loss, abs=1e-4)
 
 
 def test_self_attention_is_scored_with_every_path_in_full(model, tmp_path):
-    record = trained(model, Recipe(learning_rate=0.0), tmp_path / "same")
+    record = trained(model, Recipe(learning_rate=0.0), tmp_path / "same").sources[SOURCE]
     loaded = tuned(model)
     for own, way in ((record.before.dependency, in_trees), (record.before.self_attention, in_full)):
         losses = torch.cat([loaded.predicted(way(one)).losses for one in HELD_OUT])
@@ -114,7 +160,7 @@ def test_weights_are_written_in_their_own_type_and_scored_as_they_are_written(tm
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "trained", dtype="auto")
     assert written.dtype == torch.bfloat16
     again = trained(tmp_path / "trained", Recipe(learning_rate=0.0), tmp_path / "again")
-    assert again.before == record.after
+    assert again.sources[SOURCE].before == record.sources[SOURCE].after
 
 
 def test_checkpoints_are_whole_models(model, tmp_path):
@@ -124,7 +170,7 @@ def test_checkpoints_are_whole_models(model, tmp_path):
     # The last step's is the result.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-step-2"]
     early = msgspec.json.decode((tmp_path / "out-step-2" / RECORD).read_bytes(), type=TuningRecord)
-    assert (early.steps, early.after, early.losses) == (2, None, record.losses[:2])
+    assert (early.steps, early.sources[SOURCE].after, early.losses) == (2, None, record.losses[:2])
     tuned(tmp_path / "out-step-2")
     # A checkpoint changes nothing of what follows.
     without = trained(model, msgspec.structs.replace(recipe, checkpoint_steps=None), tmp_path / "without")
@@ -146,7 +192,7 @@ class TestBadInput:
 
     def test_no_questions_are_refused(self, model, tmp_path):
         with pytest.raises(ConfigError, match="no question to train on"):
-            trained(model, QUICK, tmp_path / "out", training=[])
+            trained(model, QUICK, tmp_path / "out", learned=[])
         with pytest.raises(ConfigError, match="no question to hold out"):
             trained(model, QUICK, tmp_path / "out", held_out=[])
 
