@@ -14,8 +14,8 @@ from protocol.errors import ConfigError
 class TreeQueries(NamedTuple):
     """Tokens of one tree that are computed: ``rows`` of the pass.
 
-    They attend to the prompt's front and to the tree's tokens, up to the last that is computed: ``keys`` are the places
-    of all these. ``mask`` says which of them each row attends to, shape [rows, keys].
+    They attend to the prompt's front and to the tree's tokens, up to the last that is computed: ``keys`` are the
+    indices of all these in the pass's ``places``. ``mask`` says which of them each row attends to, shape [rows, keys].
     """
 
     rows: slice
@@ -24,9 +24,13 @@ class TreeQueries(NamedTuple):
 
 
 class TreePass(NamedTuple):
-    """What each layer needs to know about one forward pass: its queries, and the prompt's blocks."""
+    """What each layer needs to know about one forward pass: its queries, and the prompt's blocks.
+
+    ``places`` are those of all tokens that any query attends to.
+    """
 
     queries: Sequence[TreeQueries]
+    places: torch.Tensor
     blocks: torch.Tensor
 
 
@@ -74,12 +78,13 @@ class TreeAttention:
         **_: Any,  # noqa: ANN401
     ) -> torch.Tensor:
         """Fill ``output`` [tokens, heads, value_dim] for ``query`` [tokens, heads, key_dim]."""
-        for rows, places, mask in attn_metadata.queries:
-            keys, values = self._layer.kv(attn_metadata.blocks, places)
+        # Once for all trees: each of them attends to the front.
+        keys, values = self._layer.kv(attn_metadata.blocks, attn_metadata.places)
+        for rows, own, mask in attn_metadata.queries:
             attended = scaled_dot_product_attention(
                 query[rows].movedim(0, 1)[None],
-                keys.movedim(0, 1)[None],
-                values.movedim(0, 1)[None],
+                keys[own].movedim(0, 1)[None],
+                values[own].movedim(0, 1)[None],
                 attn_mask=mask[None, None],
                 scale=self._own.scale,
                 enable_gqa=True,

@@ -105,14 +105,14 @@ class TreeComposer:
         """Compute runs of the trees' tokens, whose ancestors are in place or among them."""
         device = task.blocks.device
         places = positions_of(part, device)
-        queries = list(_queries(forest, part, device))
+        tree_pass = _tree_pass(forest, part, task.blocks)
         with in_place_of_own(self._attentions):
             self._forward.compute_with(
                 task.token_ids[places],
                 positions[places - forest.place.start],
                 places,
                 task.blocks,
-                TreePass(queries, task.blocks),
+                tree_pass,
             )
 
     def _read(self, task: TreeTask, forest: Forest, places: Sequence[int]) -> list[BranchKv | None]:
@@ -134,9 +134,14 @@ class TreeComposer:
         return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
 
 
-def _queries(forest: Forest, part: Sequence[Run], device: torch.device) -> Iterator[TreeQueries]:
-    """The runs' tokens by tree."""
+def _tree_pass(forest: Forest, part: Sequence[Run], blocks: torch.Tensor) -> TreePass:
+    """The forward pass that computes these runs of the trees' tokens."""
+    device = blocks.device
+    # Trees stand one behind the other, so what is attended to is the front and one run behind it.
+    begin = max(place.start for _, place in forest.trees() if place.start <= part[0].start)
+    attended = [Run(0, forest.front), Run(begin, part[-1].end)]
     front = torch.arange(forest.front)
+    queries: list[TreeQueries] = []
     row = 0
     for branches, place in forest.trees():
         within = [Run(max(run.start, place.start), min(run.end, place.end)) for run in part]
@@ -147,9 +152,13 @@ def _queries(forest: Forest, part: Sequence[Run], device: torch.device) -> Itera
         computed = positions_of(within, torch.device("cpu"))
         mask = forest.mask(branches)[computed - place.start, : end - place.start]
         all_see = torch.ones(len(computed), forest.front, dtype=torch.bool)
-        yield TreeQueries(
-            slice(row, row + len(computed)),
-            torch.cat([front, torch.arange(place.start, end)]).to(device),
-            torch.cat([all_see, mask], 1).to(device),
+        own = torch.arange(place.start, end) - begin + forest.front
+        queries.append(
+            TreeQueries(
+                slice(row, row + len(computed)),
+                torch.cat([front, own]).to(device),
+                torch.cat([all_see, mask], 1).to(device),
+            )
         )
         row += len(computed)
+    return TreePass(queries, positions_of(attended, device), blocks)
