@@ -1,7 +1,7 @@
 """The graph indexer: reads the chunks that the graph does not have yet."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from retriever.embedding.base import Embedder, Vector
 from retriever.graph.extractors.base import Statement
@@ -58,14 +58,16 @@ class GraphIndexer:
             while self._changed:
                 self._catalog.refresh(self._changed.pop())
             return False
-        by_collection: dict[int, list[_Stated]] = defaultdict(list)
         names: dict[int, dict[str, str]] = defaultdict(dict)
-        for chunk, statements in zip(group.chunks, self._embedded(group), strict=True):
-            by_collection[chunk.collection].append((chunk, statements))
         for chunk, found in zip(group.chunks, group.statements, strict=True):
             names[chunk.collection] = _names(found or ()) | names[chunk.collection]
-        for collection, stated in by_collection.items():
-            self._store(collection, stated, names[collection])
+        # Statements and names at once: cores wait for each other at the end of each call.
+        vectors = self._vectors([*_texts(group), *self._unknown(names)])
+        stated: dict[int, list[_Stated]] = defaultdict(list)
+        for chunk, found in zip(group.chunks, group.statements, strict=True):
+            stated[chunk.collection].append((chunk, None if found is None else _keyed(chunk, found, vectors)))
+        for collection, of_collection in stated.items():
+            self._store(collection, of_collection, names[collection], vectors)
             self.changed(collection)
         self._groups.stored()
         return True
@@ -74,37 +76,30 @@ class GraphIndexer:
         """End reading. The rest is read after the next start."""
         self._groups.close()
 
-    def _embedded(self, group: Group) -> list[list[KeyedStatement] | None]:
-        stated = [
-            None
-            if statements is None
-            else [(statement, chunk.text[statement.start : statement.end]) for statement in statements]
-            for chunk, statements in zip(group.chunks, group.statements, strict=True)
-        ]
+    def _vectors(self, texts: Iterable[str]) -> dict[str, Vector]:
         # Chunks of a document overlap.
-        texts = list(dict.fromkeys(text for statements in stated for _, text in statements or ()))
-        vectors = dict(zip(texts, self._embedder.embed_documents(texts) if texts else (), strict=True))
-        return [
-            None if statements is None else [_keyed(statement, vectors[text]) for statement, text in statements]
-            for statements in stated
-        ]
+        different = list(dict.fromkeys(texts))
+        return dict(zip(different, self._embedder.embed_documents(different) if different else (), strict=True))
 
-    def _store(self, collection: int, stated: Sequence[_Stated], names: Mapping[str, str]) -> None:
-        embeddings: dict[str, Vector] = {}
-        while True:
+    def _unknown(self, names: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
+        """The names of entities that are not in the graphs of their collections."""
+        for collection, by_key in names.items():
             with self._database.read() as transaction:
-                known = self._facts.known(transaction, collection, names)
-            new = [key for key in names if key not in known and key not in embeddings]
-            if new:
-                vectors = self._embedder.embed_documents([names[key] for key in new])
-                embeddings |= dict(zip(new, vectors, strict=True))
+                known = self._facts.known(transaction, collection, by_key)
+            yield from (name for key, name in by_key.items() if key not in known)
+
+    def _store(
+        self, collection: int, stated: Sequence[_Stated], names: Mapping[str, str], vectors: dict[str, Vector]
+    ) -> None:
+        while True:
             with self._database.write() as transaction:
                 known = self._facts.known(transaction, collection, names)
-                missing = names.keys() - known.keys()
-                if missing <= embeddings.keys():
-                    self._put(transaction, collection, stated, {key: names[key] for key in missing}, embeddings)
+                missing = {key: name for key, name in names.items() if key not in known}
+                if vectors.keys() >= set(missing.values()):
+                    self._put(transaction, collection, stated, missing, vectors)
                     return
             # A document was deleted meanwhile, and with it entities that were known.
+            vectors |= self._vectors(missing.values() - vectors.keys())
 
     def _put(
         self,
@@ -112,14 +107,13 @@ class GraphIndexer:
         collection: int,
         stated: Sequence[_Stated],
         missing: Mapping[str, str],
-        embeddings: Mapping[str, Vector],
+        vectors: Mapping[str, Vector],
     ) -> None:
         live = self._chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
         kept = [(chunk, statements) for chunk, statements in stated if chunk.id in live]
         used = {key for _, statements in kept for statement in statements or () for key in statement.keys}
-        self._facts.add_entities(
-            transaction, collection, {key: name for key, name in missing.items() if key in used}, embeddings
-        )
+        new = {key: name for key, name in missing.items() if key in used}
+        self._facts.add_entities(transaction, collection, new, {key: vectors[name] for key, name in new.items()})
         entities = self._facts.known(transaction, collection, used)
         for chunk, statements in kept:
             self._facts.put(transaction, chunk, self._fingerprint, statements, entities)
@@ -135,7 +129,20 @@ def _names(statements: Iterable[Statement]) -> dict[str, str]:
     return names
 
 
-def _keyed(statement: Statement, embedding: Vector) -> KeyedStatement:
+def _texts(group: Group) -> Iterator[str]:
+    for chunk, statements in zip(group.chunks, group.statements, strict=True):
+        yield from (_text(chunk, statement) for statement in statements or ())
+
+
+def _text(chunk: UnreadChunk, statement: Statement) -> str:
+    return chunk.text[statement.start : statement.end]
+
+
+def _keyed(chunk: UnreadChunk, statements: Iterable[Statement], vectors: Mapping[str, Vector]) -> list[KeyedStatement]:
+    return [_keyed_statement(statement, vectors[_text(chunk, statement)]) for statement in statements]
+
+
+def _keyed_statement(statement: Statement, embedding: Vector) -> KeyedStatement:
     keys = dict.fromkeys(key for name in statement.names if (key := name_key(name)))
     relations = dict.fromkeys(
         KeyedRelation(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
