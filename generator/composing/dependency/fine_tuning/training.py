@@ -19,7 +19,7 @@ from generator.composing.dependency.fine_tuning.record import (
     TuningRecord,
     TuningScores,
 )
-from generator.composing.dependency.fine_tuning.tuned_model import Predicted, TunedModel
+from generator.composing.dependency.fine_tuning.tuned_model import TunedModel
 from protocol.errors import ConfigError
 
 Score: TypeAlias = Callable[[Sequence[int], Sequence[str]], float]
@@ -40,11 +40,10 @@ class _Tally:
         self._exact: list[bool] = []
         self._f1: list[float] = []
 
-    def add(self, inputs: Inputs, predicted: Predicted, f1: Iterable[float]) -> None:
-        """Count what was predicted of one exercise, and the scores of what was written."""
-        self._losses += predicted.losses.tolist()
-        hits = predicted.hits.cpu()
-        self._exact += [bool(hits[inputs.answers == answer].all()) for answer in set(inputs.answers.tolist())]
+    def add(self, losses: Iterable[float], exact: Iterable[bool], f1: Iterable[float]) -> None:
+        """Count one exercise: the losses of its answers' tokens, which answers are exact, and their scores."""
+        self._losses += losses
+        self._exact += exact
         self._f1 += f1
 
     @property
@@ -180,9 +179,17 @@ class DependencyTraining:
         """Ask the questions of an exercise that the model reads so."""
         whole, front = read(exercise), read(exercise._replace(asked=()))
         with torch.inference_mode():
-            written = self._model.answers(front, exercise.asked, _ANSWER_TOKENS)
-            f1 = [self._f1(answer, one.right) for answer, one in zip(written, exercise.asked, strict=True)]
-            tally.add(whole, self._model.predicted(whole), f1)
+            predicted = self._model.predicted(whole)
+            hits = predicted.hits.cpu()
+            exact = [bool(hits[whole.answers == number].all()) for number in range(len(exercise.asked))]
+            # Exact answers are what the model writes, so only the others cost a token at a time.
+            missed = [one for one, hit in zip(exercise.asked, exact, strict=True) if not hit]
+            written = self._model.answers(front, missed, _ANSWER_TOKENS) if missed else iter(())
+            answers = [
+                one.answer[:-1] if hit else next(written) for one, hit in zip(exercise.asked, exact, strict=True)
+            ]
+        f1 = [self._f1(answer, one.right) for answer, one in zip(answers, exercise.asked, strict=True)]
+        tally.add(predicted.losses.tolist(), exact, f1)
 
 
 def _refuse(folder: Path) -> None:
