@@ -1,6 +1,8 @@
 """Searches that use the graph, through a real retriever with the real extractor."""
 
 import asyncio
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from retriever_cases import QUICK, TENANT, ids, put, put_lines, running, search
@@ -10,6 +12,7 @@ from protocol.filters import Comparison
 from protocol.graph import GraphMode
 from protocol.retrieval import SearchKind, SearchRequest
 from retriever.embedding.hashing import HashingEmbedder
+from retriever.graph.extractors.rules_process import RulesProcess
 from retriever.settings import GraphSettings
 
 RULES = GraphSettings(kind="rules", retry_first_s=QUICK.retry_first_s, retry_max_s=QUICK.retry_max_s)
@@ -21,6 +24,30 @@ DOCUMENTS = [
     {"id": "lake", "text": "Lake Superior lies between Canada and the United States.", "attributes": {}},
 ]
 GRAPH_MODES = [mode for mode in GraphMode if mode is not GraphMode.NAIVE]
+
+
+class LastingRules(RulesProcess):
+    """Outlives the retrievers that use it."""
+
+    def close(self) -> None:
+        """Leave the worker to the next retriever."""
+
+    def end(self) -> None:
+        super().close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker() -> Iterator[None]:
+    """All retrievers here use one worker, because its start takes seconds."""
+    shared: dict[str, LastingRules] = {}
+
+    def process(fingerprint: str) -> LastingRules:
+        return shared.setdefault(fingerprint, LastingRules(fingerprint))
+
+    with mock.patch("retriever.graph.extractors.factory.RulesProcess", process):
+        yield
+    for rules in shared.values():
+        rules.end()
 
 
 async def filled(retriever):
