@@ -76,9 +76,9 @@ def generates(engine: psutil.Process) -> bool:
 
 
 def cached_tokens(stack, name: str) -> int:
-    return ask(stack, name)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return ask(stack, name, 1)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def ask(stack, name: str) -> dict:
-    question = {"query": f"What has {name}?", "collection": "countries", "top_k": 1, "max_tokens": 40}
+def ask(stack, name: str, max_tokens: int = 40) -> dict:
+    question = {"query": f"What has {name}?", "collection": "countries", "top_k": 1, "max_tokens": max_tokens}
     return stack.query(**question).json()
