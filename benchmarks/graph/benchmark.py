@@ -21,11 +21,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from benchmarks.graph.attention import AttentionBenchmark, AttentionRow
+from benchmarks.graph.attention.benchmark import AttentionBenchmark
+from benchmarks.graph.attention.quality import QualityRow
+from benchmarks.graph.attention.results import AttentionRow, Slo
 from benchmarks.graph.facts import Facts
 from benchmarks.graph.found_facts import MOST_PATHS, found_facts
 from benchmarks.graph.graph_store import GraphStore
-from benchmarks.graph.quality import QualityRow
 from benchmarks.graph.sets import NO_GOLD, Gold, GraphSet, open_set, set_names
 from benchmarks.measuring.progress import Progress
 from benchmarks.measuring.rankings import mean_capped_recall
@@ -110,6 +111,10 @@ class GraphResult(msgspec.Struct, frozen=True):
     ttft_ratio: dict[str, float] = {}
     throughput: dict[str, float] = {}
     throughput_ratio: dict[str, float] = {}
+    throughput_at_slo: dict[str, float] = {}
+    throughput_at_slo_ratio: dict[str, float] = {}
+    slo: Slo | None = None
+    no_slo: str = ""
     quality: list[QualityRow] = []
 
 

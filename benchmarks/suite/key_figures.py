@@ -83,6 +83,8 @@ KEY_FIGURES = {
         Figure("bytes of the graph in the store, {}", "index.*.bytes"),
         Figure("TTFT over facts, ratio, {}", "ttft_ratio.*", "x"),
         Figure("throughput over facts, dependency attention over {}", "throughput_ratio.*", "x"),
+        Figure("throughput over facts at the SLO, dependency attention over {}", "throughput_at_slo_ratio.*", "x"),
+        Figure("throughput over facts at the SLO, {}", "throughput_at_slo.*", "/s"),
     ),
     "graph-policies": (
         Figure(

@@ -109,11 +109,16 @@ def own_questions(prompts: RetrievedPrompts, count: int | None, seed: int) -> li
 
 
 def poisson(prompts: Sequence[Prompt], rate: float, seed: int) -> list[Arrival]:
-    """Return the prompts with Poisson arrivals, the last of them when ``rate`` per second makes it due.
+    """Return the prompts with Poisson arrivals, at the times of ``arrival_times``."""
+    times_s = arrival_times(len(prompts), rate, seed)
+    return [Arrival(at_s, prompt) for at_s, prompt in zip(times_s, prompts, strict=True)]
 
-    For equally many prompts, the pattern is the same at every rate, only faster or slower: rates do not differ in their
-    bursts.
+
+def arrival_times(count: int, rate: float, seed: int) -> list[float]:
+    """Return the seconds of ``count`` Poisson arrivals, the last of them when ``rate`` per second makes it due.
+
+    For equal counts, the pattern is the same at every rate, only faster or slower: rates do not differ in their bursts.
     """
     draws = random.Random(f"arrivals {seed}")  # noqa: S311 - a repeatable draw
-    times = list(accumulate(draws.expovariate(1.0) for _ in prompts))
-    return [Arrival(at / times[-1] * len(times) / rate, prompt) for at, prompt in zip(times, prompts, strict=True)]
+    times = list(accumulate(draws.expovariate(1.0) for _ in range(count)))
+    return [at / times[-1] * count / rate for at in times]

@@ -5,7 +5,9 @@ import random
 import pytest
 from tiny_models import llama, make_tiny_model
 
-from benchmarks.graph.attention import WAYS, AttentionBenchmark
+from benchmarks.graph.attention.benchmark import AttentionBenchmark
+from benchmarks.graph.attention.slo_throughput import COMPARED, Ladder, SloThroughput
+from benchmarks.graph.attention.ways import WAYS
 from benchmarks.graph.facts import Facts
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
@@ -13,6 +15,7 @@ from protocol.graph import Path, Source
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(150)]
 
+ONE_RATE = Ladder(first=0.5, least_rates=1, most_rates=1, least_prompts=2, most_prompts=2)
 SOURCE = Source("a document", 0)
 
 
@@ -38,10 +41,11 @@ async def test_ways_are_compared_over_the_same_facts(tmp_path):
         kv=KvSettings(host_gib=0.1, host_dir=tmp_path),
         engine_args={"num_gpu_blocks_override": 400},
     )
-    benchmark = AttentionBenchmark.over(settings, tmp_path, lambda *_: None)
+    at_slo = SloThroughput(ONE_RATE, lambda *_: None)
+    benchmark = AttentionBenchmark.over(settings, tmp_path, at_slo, lambda *_: None)
     with pytest.raises(ConfigError, match="so many tokens of facts"):
         await benchmark.run({"made up": [facts(1)]}, [200])
-    result = await benchmark.run({"made up": [facts(number) for number in range(12)]}, [200])
+    result = await benchmark.run({"made up": [facts(number) for number in range(14)]}, [200])
     (row,) = result.attention
     assert (row.set, row.prompts) == ("made up", 4)
     assert row.ttft_ms.keys() == result.throughput.keys() == set(WAYS)
@@ -51,6 +55,12 @@ async def test_ways_are_compared_over_the_same_facts(tmp_path):
     assert row.hit_share > 0.5
     assert 0.5 < row.redundant_share < 1
     assert result.throughput_ratio.keys() == set(WAYS) - {"dependency_cached"}
+    assert result.slo.ttft_ms_bound == 5 * row.ttft_ms["vllm_prefix"]
+    assert result.slo.rates.keys() == set(COMPARED)
+    for way, (tried,) in result.slo.rates.items():
+        assert tried.rate == pytest.approx(0.5 * result.throughput[way])
+        assert result.throughput_at_slo.get(way) == (tried.rate if tried.sustained else None)
+    assert result.no_slo == ""
     quality = {one.way: one for one in result.quality}
     assert quality["self again"].first_token_agreement == 1
     assert quality["self again"].kl < 1e-5 < quality["depth"].kl

@@ -6,6 +6,11 @@ import pytest
 from family import DOCUMENTS, QUESTIONS, documents, write_family, write_set
 from typer.testing import CliRunner
 
+from benchmarks.graph.attention.benchmark import AttentionBenchmark
+from benchmarks.graph.attention.quality import QualityRow
+from benchmarks.graph.attention.results import AttentionResult, AttentionRow, Slo, TriedRate
+from benchmarks.graph.attention.ways import OURS
+from benchmarks.graph.attention.ways import WAYS as ATTENTION_WAYS
 from protocol.errors import ConfigError
 from services.cli import app
 
@@ -17,10 +22,9 @@ def hashing(monkeypatch):
     monkeypatch.setenv("RAGTREE_RETRIEVER__EMBEDDER__KIND", "hashing")
 
 
-def bench(data, *options: str) -> str:
-    ran = CliRunner().invoke(
-        app, ["bench", "graph", "--no-attention", "--data", str(data), *options], catch_exceptions=False
-    )
+def bench(data, *options: str, attention: bool = False) -> str:
+    chosen = [] if attention else ["--no-attention"]
+    ran = CliRunner().invoke(app, ["bench", "graph", *chosen, "--data", str(data), *options], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return ran.stdout
 
@@ -28,7 +32,8 @@ def bench(data, *options: str) -> str:
 def test_every_set_with_known_passages_is_measured_in_every_way(tmp_path):
     result = json.loads(bench(write_family(tmp_path), "--json"))
     searched = ["recall_at_5", "questions", "gold", "search_ms", "index", "left_out"]
-    attention = ["attention", "ttft_ratio", "throughput", "throughput_ratio", "quality"]
+    throughput = ["throughput", "throughput_ratio", "throughput_at_slo", "throughput_at_slo_ratio", "slo", "no_slo"]
+    attention = ["attention", "ttft_ratio", *throughput, "quality"]
     assert list(result) == searched + attention
     assert not any(result[name] for name in attention)
     assert result["gold"] == {"given": "given", "told": "answer"}
@@ -80,6 +85,39 @@ def test_tables_have_a_row_for_each_set_and_say_how_gold_is_known(tmp_path, monk
     assert printed.count("told ") == 3
     assert "that contain one of its answers" in " ".join(printed.split())
     assert "asked is left out: no documents" in printed
+
+
+class MeasuredAttention:
+    """Stands in for the benchmark of attention. ``slo`` is whether throughput at the SLO is asked for."""
+
+    def __init__(self, slo: bool) -> None:
+        self._slo = slo
+
+    async def run(self, sets, context_tokens) -> AttentionResult:
+        row = AttentionRow("told", 16, 990.0, 360.0, 0.98, 0.4, dict.fromkeys(ATTENTION_WAYS, 800.0))
+        tried = [TriedRate(1.5, 1.0, 0.5, sustained=True), TriedRate(2.0, 0.8, 3.0, sustained=False)]
+        slo = Slo("told", 990.0, 20, 800.0, 4000.0, {OURS: tried, "vllm_prefix": tried[1:]}) if self._slo else None
+        at_slo = {OURS: 1.5} if slo else {}
+        rates = dict.fromkeys(ATTENTION_WAYS, 2.5)
+        quality = QualityRow("depth", 16, 0.5, 0.1, 0.25, 0.3, (-0.1, 0.0))
+        return AttentionResult([row], {"self": 3.0}, rates, {}, at_slo, {}, slo, "too few" if slo else "", [quality])
+
+
+def test_throughput_at_the_slo_is_shown_with_its_bound_and_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(
+        AttentionBenchmark, "over", lambda generator, folder, slo, progress: MeasuredAttention(slo is not None)
+    )
+    data = write_family(tmp_path)
+    printed = bench(data, "--set", "told", attention=True)
+    assert ["rate", "1.50", "-"] in [line.split() for line in printed.splitlines()]
+    # The caption is as wide as its table.
+    words = " ".join(printed.split())
+    assert "told: first tokens within 4,000 ms, 5 times the SLO; 20 prompts at each rate" in words
+    assert "throughput at the SLO is not measured: too few" in words
+    result = json.loads(bench(data, "--set", "told", "--no-slo", "--json", attention=True))
+    assert (result["slo"], result["throughput_at_slo"]) == (None, {})
+    assert result["throughput"].keys() == set(ATTENTION_WAYS)
 
 
 def test_nothing_that_can_be_measured_is_an_error(tmp_path):

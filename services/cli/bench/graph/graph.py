@@ -5,7 +5,8 @@ Measures recall@5 of documents and search time of dense and hybrid search, which
 
 Unless ``--no-attention`` is given, it also measures attention over the paths of these graphs, with real engines: time
 to first token and throughput of self-attention over all paths, of dependency attention over their trees, and of plain
-vLLM, and what becomes of the answers.
+vLLM, and what becomes of the answers. Throughput is that of several prompts at once, and, unless ``--no-slo`` is given,
+the highest rate of arrivals at which first tokens come in time.
 
 Limits: sets with documents and with questions whose passages are known, in English. Where a set does not name them, a
 passage counts as gold if it is among the question's own contexts and contains one of its answers.
@@ -24,6 +25,7 @@ from services.cli.output import StepBars, print_json, results
 from services.config import load_config
 
 if TYPE_CHECKING:
+    from benchmarks.graph.attention.results import Slo
     from benchmarks.graph.benchmark import GraphResult
 
 _CONTEXT_TOKENS = (1000, 2000, 4000)
@@ -50,16 +52,26 @@ def graph(
     attention: Annotated[
         bool, typer.Option("--attention/--no-attention", help="Measure attention over paths, with real engines.")
     ] = True,
+    slo: Annotated[
+        bool,
+        typer.Option(
+            "--slo/--no-slo",
+            help="Measure throughput at the SLO: the highest rate of arrivals at which first tokens come within 5 "
+            "times the time that they take in an idle vLLM. Takes 4 minutes with 1000 tokens. Needs 192 questions.",
+        ),
+    ] = True,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
     """Compare searches with a graph with dense and hybrid search, and measure the graph."""
-    from benchmarks.graph.attention import AttentionBenchmark
+    from benchmarks.graph.attention.benchmark import AttentionBenchmark
+    from benchmarks.graph.attention.slo_throughput import Ladder, SloThroughput
     from benchmarks.graph.benchmark import GraphBenchmark
 
     config = load_config()
     with StepBars() as show:
-        over_paths = AttentionBenchmark.over(config.generator, config.cache_dir, show) if attention else None
+        at_slo = SloThroughput(Ladder(), show) if slo else None
+        over_paths = AttentionBenchmark.over(config.generator, config.cache_dir, at_slo, show) if attention else None
         benchmark = GraphBenchmark(config.retriever, over_paths, show)
         result = asyncio.run(benchmark.run(data, chosen or (), questions, context_tokens or _CONTEXT_TOKENS))
     if as_json:
@@ -93,7 +105,7 @@ def _show(result: "GraphResult") -> None:
 
 
 def _show_attention(result: "GraphResult") -> None:
-    from benchmarks.graph.attention import WAYS
+    from benchmarks.graph.attention.ways import WAYS
 
     times = _table("time to first token, ms", "set", "prompts", "tokens of paths", "in trees", "found", *WAYS)
     times.caption = "found: the share of the trees' tokens whose KV earlier questions had"
@@ -109,10 +121,25 @@ def _show_attention(result: "GraphResult") -> None:
     for one in result.quality:
         figures = (f"{one.first_token_agreement:.0%}", f"{one.kl:.3f}", f"{one.f1:.3f}", f"{one.full_f1:.3f}")
         answers.add_row(one.way, str(one.questions), *figures)
-    for table in (times, rates, answers):
+    at_slo = [] if result.slo is None else [_at_slo(result, result.slo)]
+    for table in (times, rates, *at_slo, answers):
         results.print(table)
+    if result.no_slo:
+        results.print(f"throughput at the SLO is not measured: {result.no_slo}", highlight=False)
     for baseline, ratio in result.ttft_ratio.items():
         results.print(f"TTFT, {baseline}: {ratio:.2f}", highlight=False)
+
+
+def _at_slo(result: "GraphResult", slo: "Slo") -> Table:
+    rates = _table("highest sustained arrivals a second", "", *slo.rates)
+    bound = f"first tokens within {slo.ttft_ms_bound:,.0f} ms, 5 times the SLO"
+    rates.caption = f"{slo.set}: {bound}; {slo.prompts} prompts at each rate"
+    for name, by_way in (
+        ("rate", result.throughput_at_slo),
+        ("dependency_cached over it", result.throughput_at_slo_ratio),
+    ):
+        rates.add_row(name, *(f"{by_way[way]:.2f}" if way in by_way else "-" for way in slo.rates))
+    return rates
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -1,0 +1,1 @@
+"""Attention over facts of graphs, measured with real engines."""
