@@ -24,7 +24,9 @@ for _size in ("COLUMNS", "LINES"):
 _ENGINES = {"ray", "vllm"}
 """Markers of tests that start engines or stacks."""
 _ONLY_ENGINES = "ray or vllm"
+_NO_ENGINES = "not ray and not vllm"
 _MARKED = re.compile(rf"\bmark\.({'|'.join(sorted(_ENGINES))})\b")
+_ALL_MARKED = re.compile(rf"^pytestmark = .*{_MARKED.pattern}", re.MULTILINE)
 _ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -43,10 +45,13 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files without such tests if only those are asked for. Each worker would import hundreds of them."""
-    if config.option.markexpr != _ONLY_ENGINES or collection_path.suffix != ".py":
+    """Leave out files that have no test of the stage of ``make test``. Each worker would import hundreds of them."""
+    asked = config.option.markexpr
+    if asked not in (_ONLY_ENGINES, _NO_ENGINES) or collection_path.suffix != ".py":
         return None
-    return None if _MARKED.search(collection_path.read_text(encoding="utf-8")) else True
+    content = collection_path.read_text(encoding="utf-8")
+    has_none = _ALL_MARKED.search(content) if asked == _NO_ENGINES else not _MARKED.search(content)
+    return True if has_none else None
 
 
 @pytest.hookimpl(tryfirst=True)
