@@ -7,7 +7,9 @@ each has its first token. Of the prompts that warm up, plain vLLM gets the last 
 The baselines are our own engine (``self``) and plain vLLM, with every path in full: with its prefix cache, and without
 any of it (``vllm``: each prompt has a salt of its own). The system prompt's KV is ready in all but ``vllm``.
 
-Limits: no controller and no search; one instance of each engine.
+What our engine keeps of facts is chosen as the controller chooses it, by its default policy.
+
+Limits: no queue, so nothing to look ahead to, and no search; one instance of each engine.
 """
 
 import asyncio
@@ -27,12 +29,18 @@ from benchmarks.graph.attention.ways import FIRST_TOKEN, OURS, PREFIX_CACHE, WAY
 from benchmarks.graph.facts import Facts, FactsPrompt
 from benchmarks.measuring.engines import EngineMaker, generate
 from benchmarks.measuring.progress import Progress
+from cachectl.branches.kept_branches import KeptBranches
+from cachectl.policies import create_policy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.settings import ControllerSettings
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
+from protocol.generation import ComposingInfo
+from protocol.kv import KvMemory
 
 _WARM_VLLM = 24
 """Prompts that warm plain vLLM up. Its KV cache of 1 GiB holds fewer."""
@@ -97,9 +105,10 @@ class AttentionBenchmark:
                 await running.enter_async_context(self._engines.caching(Path(folder), disk_gib=0)),
                 await running.enter_async_context(self._engines.plain()),
             )
-            page_tokens = await _page_tokens(engines.ours)
-            groups = PromptGroups(self._layout, self._tokenizer, page_tokens, self._arriving)
-            asked = [await self._ask(engines, group) for group in groups.over(sets, context_tokens)]
+            pages, composing = await _composing(engines.ours)
+            groups = PromptGroups(self._layout, self._tokenizer, pages.page_tokens, self._arriving)
+            ways = ways_of(engines, _branches(composing.branch_tokens))
+            asked = [await self._ask(engines.ours, ways, group) for group in groups.over(sets, context_tokens)]
             measured = [one for each in asked for one in each.measured]
             timed = [one.prompt for one in measured]
             quality = await compare_answers(engines.ours, timed, ANSWER_TOKENS, self._progress)
@@ -127,9 +136,8 @@ class AttentionBenchmark:
             return ""
         return f"no set has {least_questions(self._slo.least_prompts)} questions with so many tokens of facts"
 
-    async def _ask(self, engines: AttentionEngines, group: PromptGroup) -> _Asked:
-        ways = ways_of(engines)
-        await generate(engines.ours, group.warming[0].front, FIRST_TOKEN)
+    async def _ask(self, ours: VllmEngine, ways: Mapping[str, Ask], group: PromptGroup) -> _Asked:
+        await generate(ours, group.warming[0].front, FIRST_TOKEN)
         await self._warm_up(ways, group)
         measured = await self._ask_in_turn(ways, group)
         row = _row(group.set, measured)
@@ -179,13 +187,20 @@ class AttentionBenchmark:
         return seconds
 
 
-async def _page_tokens(engine: VllmEngine) -> int:
+async def _composing(engine: VllmEngine) -> tuple[KvMemory, ComposingInfo]:
+    """How the engine keeps KV, and how it composes."""
     info = await engine.info()
     if info.kv is None or info.composing is None:
         raise ConfigError(info.not_composing or "the engine keeps no KV, so there is nothing to compose")
     if info.composing.no_trees:
         raise ConfigError(info.composing.no_trees)
-    return info.kv.page_tokens
+    return info.kv, info.composing
+
+
+def _branches(room: int) -> KeptBranches:
+    policy = ControllerSettings().policy
+    # Branches of one model at nearly one depth: each token costs as much as any other.
+    return KeptBranches(lambda: create_policy(policy, Lookahead()), room, lambda _, new: float(new))
 
 
 def _row(name: str, measured: Sequence[_Measured]) -> AttentionRow:
