@@ -24,7 +24,7 @@ from typing import NamedTuple
 from benchmarks.graph.attention.prompt_groups import ANSWER_TOKENS, PromptGroup, PromptGroups, least_questions
 from benchmarks.graph.attention.quality import compare_answers
 from benchmarks.graph.attention.results import AttentionResult, AttentionRow, Slo
-from benchmarks.graph.attention.slo_throughput import SloThroughput, sustained_rates
+from benchmarks.graph.attention.slo_throughput import COMPARED, SloThroughput, sustained_rates
 from benchmarks.graph.attention.ways import FIRST_TOKEN, OURS, PREFIX_CACHE, WAYS, Ask, AttentionEngines, ways_of
 from benchmarks.graph.facts import Facts, FactsPrompt
 from benchmarks.measuring.engines import EngineMaker, generate
@@ -139,14 +139,18 @@ class AttentionBenchmark:
     async def _ask(self, ours: VllmEngine, ways: Mapping[str, Ask], group: PromptGroup) -> _Asked:
         await generate(ours, group.warming[0].front, FIRST_TOKEN)
         await self._warm_up(ways, group)
-        measured = await self._ask_in_turn(ways, group)
-        row = _row(group.set, measured)
+        # What arrives at rates warms the caches up for what is timed.
+        slo = await self._at_slo(self._slo, ways, group) if self._slo and group.arriving else None
+        measured = await self._ask_in_turn(ways, group.timed, f"asking, {group}")
         at_once_s = await self._ask_at_once(ways, group)
-        slo: Slo | None = None
-        if self._slo and group.arriving:
-            at_once_per_s = {way: len(group.at_once) / seconds for way, seconds in at_once_s.items()}
-            slo = await self._slo.measure(ways, row, at_once_per_s, group.arriving)
-        return _Asked(row, measured, at_once_s, slo)
+        return _Asked(_row(group.set, measured), measured, at_once_s, slo)
+
+    async def _at_slo(self, throughput: SloThroughput, ways: Mapping[str, Ask], group: PromptGroup) -> Slo:
+        idle, arriving = group.arriving[: throughput.idle_prompts], group.arriving[throughput.idle_prompts :]
+        compared = {way: ways[way] for way in COMPARED}
+        asked = await self._ask_in_turn(compared, idle, f"asking idle engines, {group}")
+        idle_ms = {way: median(one.ttft_ms[way] for one in asked) for way in compared}
+        return await throughput.measure(compared, idle_ms, group, arriving)
 
     async def _warm_up(self, ways: Mapping[str, Ask], group: PromptGroup) -> None:
         """Fill the caches. Sequential, because what comes later shall find what came before."""
@@ -158,15 +162,15 @@ class AttentionBenchmark:
                 await ways[PREFIX_CACHE](prompt)
         self._progress(f"warming up, {group}", len(prompts), len(prompts))
 
-    async def _ask_in_turn(self, ways: Mapping[str, Ask], group: PromptGroup) -> list[_Measured]:
-        """Ask each timed prompt in all ways."""
+    async def _ask_in_turn(self, ways: Mapping[str, Ask], prompts: Sequence[FactsPrompt], step: str) -> list[_Measured]:
+        """Ask each prompt in all ways."""
         measured: list[_Measured] = []
-        for number, prompt in enumerate(group.timed):
-            self._progress(f"asking, {group}", number, len(group.timed))
+        for number, prompt in enumerate(prompts):
+            self._progress(step, number, len(prompts))
             came = {way: await ask(prompt) for way, ask in ways.items()}
             times = {way: one.ttft_ms for way, one in came.items()}
             measured.append(_Measured(prompt, times, came[OURS].prefill.composed_tokens))
-        self._progress(f"asking, {group}", len(group.timed), len(group.timed))
+        self._progress(step, len(prompts), len(prompts))
         return measured
 
     async def _ask_at_once(self, ways: Mapping[str, Ask], group: PromptGroup) -> dict[str, float]:

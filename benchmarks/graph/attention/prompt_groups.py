@@ -23,8 +23,8 @@ ANSWER_TOKENS = 32
 class PromptGroup(NamedTuple):
     """Prompts of one set with about ``tokens`` tokens of facts.
 
-    ``warming`` ones fill the caches, ``timed`` ones come alone, and ``at_once`` ones several at a time. ``arriving``
-    ones come at rates; most groups have none.
+    ``warming`` ones fill the caches, and ``arriving`` ones come at rates; most groups have none. Then ``timed`` ones
+    come alone, and ``at_once`` ones several at a time.
     """
 
     set: str
@@ -38,7 +38,7 @@ class PromptGroup(NamedTuple):
         return f"{self.set}, {self.tokens:,} tokens"
 
     def with_arriving(self, count: int) -> "PromptGroup":
-        """The same with ``count`` prompts that arrive at rates, and do not warm up."""
+        """The same with ``count`` of the prompts that would warm up arriving at rates."""
         return self._replace(warming=self.warming[count:], arriving=self.warming[:count])
 
 

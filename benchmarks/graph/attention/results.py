@@ -38,13 +38,13 @@ class TriedRate(msgspec.Struct, frozen=True):
 class Slo(msgspec.Struct, frozen=True):
     """What throughput at the SLO rests on.
 
-    ``ttft_ms`` is the SLO, the time to first token of the baseline's idle system, and ``ttft_ms_bound`` the most that a
-    prompt may take under load. ``set`` and ``context_tokens`` name the row that the prompts are like. ``prompts``
-    arrive at each rate. ``rates`` are those that were tried, by way, in their order.
+    Prompts are of one ``set``, with about so many ``tokens`` of facts. ``ttft_ms`` is the SLO, the time to first token
+    of the baseline's idle system, and ``ttft_ms_bound`` the most that a prompt may take under load. ``prompts`` arrive
+    at each rate. ``rates`` are those that were tried, by way, in their order.
     """
 
     set: str
-    context_tokens: float
+    tokens: int
     prompts: int
     ttft_ms: float
     ttft_ms_bound: float

@@ -4,7 +4,7 @@ As DepCache measures throughput (section 6): prompts arrive as a Poisson process
 an idle system, and first tokens have to come within five times that. The SLO is that of plain vLLM with its prefix
 cache, over every path in full. It holds for all ways, so a faster way gets no tighter bound.
 
-Each way starts below the rate that it has with several prompts at once. Rates go up in equal steps until one is not
+Each way starts below the rate that it has with one prompt after another. Rates go up in equal steps until one is not
 sustained, or down if the first one is not, until one is. A prompt that is asked again is found whole in the caches. So
 each rate has prompts of its own, the same ones for all ways.
 
@@ -17,14 +17,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.graph.attention.results import AttentionRow, Slo, TriedRate
+from benchmarks.graph.attention.prompt_groups import PromptGroup
+from benchmarks.graph.attention.results import Slo, TriedRate
 from benchmarks.graph.attention.ways import OURS, PREFIX_CACHE, Ask
 from benchmarks.graph.facts import FactsPrompt
 from benchmarks.measuring.progress import Progress
 from benchmarks.workloads.prompt_streams import arrival_times
 
-COMPARED = (OURS, PREFIX_CACHE, "vllm")
-"""Ways whose throughput is measured. ``vllm`` comes last, because its prompts take the prefix cache's room."""
+COMPARED = (OURS, "vllm", PREFIX_CACHE)
+"""Ways whose throughput is measured. The prefix cache comes last: prompts of ``vllm`` take its room."""
 
 _BOUND = 5.0
 """A first token may take as many times the SLO."""
@@ -44,10 +45,11 @@ _SEED = 1
 class Ladder(NamedTuple):
     """The rates to try, and how many prompts each has.
 
-    The first rate is a share of a way's rate with several prompts at once. Each further one is ``step`` times the one
-    below.
+    The first rate is a share of a way's rate with one prompt after another. Each further one is ``step`` times the one
+    below. ``idle`` prompts say before how fast idle systems are.
     """
 
+    idle: int = 8
     first: float = 0.6
     step: float = 1.2
     least_rates: int = 5
@@ -71,33 +73,35 @@ class SloThroughput:
     @property
     def least_prompts(self) -> int:
         """The fewest prompts that can be measured with."""
-        return self._ladder.least_rates * self._ladder.least_prompts
+        return self._ladder.idle + self._ladder.least_rates * self._ladder.least_prompts
+
+    @property
+    def idle_prompts(self) -> int:
+        """How many of the prompts idle systems are asked."""
+        return self._ladder.idle
 
     def taken(self, spare: int) -> int:
         """How many of ``spare`` prompts a measurement needs, at the most; 0 if these are too few."""
-        each = self._ladder.prompts(spare)
-        return each * min(self._ladder.most_rates, spare // each) if each else 0
+        ladder = self._ladder
+        each = ladder.prompts(spare - ladder.idle)
+        return ladder.idle + each * min(ladder.most_rates, (spare - ladder.idle) // each) if each else 0
 
     async def measure(
-        self,
-        ways: Mapping[str, Ask],
-        row: AttentionRow,
-        at_once_per_s: Mapping[str, float],
-        prompts: Sequence[FactsPrompt],
+        self, ways: Mapping[str, Ask], idle_ms: Mapping[str, float], group: PromptGroup, prompts: Sequence[FactsPrompt]
     ) -> Slo:
-        """Try rates of ``COMPARED`` with ``prompts``, which no way was asked, as many as ``taken`` says.
+        """Try rates of ``COMPARED`` with ``prompts`` of a group, which no way was asked.
 
-        ``row`` has the times of an idle system over prompts like these, and ``at_once_per_s`` the rates with several
-        prompts at once, in prompts a second. Raises what the engines raise.
+        They are as many as ``taken`` says, without the ``idle_prompts``. ``idle_ms`` are the times to first token of
+        idle systems over such prompts. Raises what the engines raise.
         """
         each = self._ladder.prompts(len(prompts))
         parts = [prompts[begin : begin + each] for begin in range(0, len(prompts) - each + 1, each)]
-        slo_ms = row.ttft_ms[PREFIX_CACHE]
+        slo_ms = idle_ms[PREFIX_CACHE]
         rates: dict[str, list[TriedRate]] = {}
         for way in COMPARED:
-            load = _Load(way, ways[way], _BOUND * slo_ms, row.ttft_ms[way], self._progress)
-            rates[way] = await self._try(load, self._ladder.first * at_once_per_s[way], parts)
-        return Slo(row.set, row.context_tokens, each, slo_ms, _BOUND * slo_ms, rates)
+            load = _Load(way, ways[way], _BOUND * slo_ms, idle_ms[way], self._progress)
+            rates[way] = await self._try(load, 1000 * self._ladder.first / idle_ms[way], parts)
+        return Slo(group.set, group.tokens, each, slo_ms, _BOUND * slo_ms, rates)
 
     async def _try(self, load: "_Load", rate: float, parts: Sequence[Sequence[FactsPrompt]]) -> list[TriedRate]:
         """Try rates from the first one on, with one part each, up to one that is sustained beside one that is not."""

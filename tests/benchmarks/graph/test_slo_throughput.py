@@ -5,10 +5,11 @@ import asyncio
 import pytest
 from virtual_time import run_in_virtual_time
 
-from benchmarks.graph.attention.results import AttentionRow, Slo
+from benchmarks.graph.attention.prompt_groups import PromptGroup
+from benchmarks.graph.attention.results import Slo
 from benchmarks.graph.attention.slo_throughput import COMPARED, Ladder, SloThroughput, sustained_rates
 
-OURS, PREFIX, VLLM = COMPARED
+OURS, VLLM, PREFIX = COMPARED
 DEFAULT = Ladder()
 
 
@@ -42,14 +43,14 @@ def measured(
     servers: dict[str, Server],
     prompts: int = 160,
     ladder: Ladder = DEFAULT,
-    at_once_per_s: dict[str, float] | None = None,
+    idle_s: dict[str, float] | None = None,
 ) -> Slo:
-    ttft_ms = {way: 1000 * server.seconds for way, server in servers.items()}
+    idle_s = {way: server.seconds for way, server in servers.items()} | (idle_s or {})
     return run_in_virtual_time(
         SloThroughput(ladder, lambda *_: None).measure(
             {way: server.ask for way, server in servers.items()},
-            AttentionRow("made up", 1, 990.0, 400.0, 0.9, 0.5, ttft_ms),
-            at_once_per_s or {way: 1 / server.seconds for way, server in servers.items()},
+            {way: 1000 * seconds for way, seconds in idle_s.items()},
+            PromptGroup("made up", 1000, (), (), ()),
             range(prompts),
         )
     )
@@ -57,7 +58,7 @@ def measured(
 
 def test_the_bound_is_five_times_the_time_of_an_idle_prefix_cache():
     slo = measured(three(ours=0.25, prefix=0.8, vllm=2.0))
-    assert (slo.set, slo.context_tokens, slo.prompts) == ("made up", 990.0, 20)
+    assert (slo.set, slo.tokens, slo.prompts) == ("made up", 1000, 20)
     assert (slo.ttft_ms, slo.ttft_ms_bound) == (800, 4000)
 
 
@@ -78,9 +79,9 @@ def test_rates_go_up_in_equal_steps_to_the_first_that_is_not_sustained():
 
 def test_rates_go_down_if_the_first_is_not_sustained():
     servers = three(ours=0.25)
-    slo = measured(servers, at_once_per_s={OURS: 10.0, PREFIX: 1.0, VLLM: 1.0})
+    slo = measured(servers, idle_s={OURS: 0.1})
     tried = slo.rates[OURS]
-    assert [one.rate for one in tried] == pytest.approx([6.0, 5.0, 6 / 1.44, 6 / 1.728, 6 / 2.0736][: len(tried)])
+    assert [one.rate for one in tried] == pytest.approx([6 / 1.2**step for step in range(len(tried))])
     assert [one.sustained for one in tried] == [False] * (len(tried) - 1) + [True]
     assert sustained_rates(slo)[OURS] == tried[-1].rate < 4
 
@@ -116,9 +117,9 @@ def test_no_way_is_asked_a_prompt_twice_and_all_are_asked_the_same_ones():
 
 
 @pytest.mark.parametrize(
-    ("spare", "taken"), [(0, 0), (79, 0), (80, 80), (84, 80), (99, 95), (100, 100), (122, 120), (1000, 160)]
+    ("spare", "taken"), [(0, 0), (87, 0), (88, 88), (92, 88), (107, 103), (108, 108), (130, 128), (1000, 168)]
 )
 def test_rates_share_the_prompts_and_too_few_are_none(spare, taken):
     throughput = SloThroughput(DEFAULT, lambda *_: None)
     assert throughput.taken(spare) == throughput.taken(taken) == taken
-    assert throughput.least_prompts == 80
+    assert throughput.least_prompts == 88
