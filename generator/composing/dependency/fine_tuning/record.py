@@ -1,11 +1,25 @@
 """What a fine-tuning did, as it is written beside the model's weights."""
 
+from enum import StrEnum
+
 import msgspec
 
 from protocol.dependency import TreePositions
 
 RECORD = "fine_tuning.json"
 """The record's file in the model's folder."""
+
+
+class LearnedAnswers(StrEnum):
+    """Which answers to the questions a model learns.
+
+    ``right``: the right ones (DepCache). ``own``: what the model itself writes before the training, with every path in
+    full. So it learns to read trees, and neither words answers otherwise nor knows more (sequence-level distillation;
+    Kim and Rush 2016).
+    """
+
+    RIGHT = "right"
+    OWN = "own"
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -22,6 +36,7 @@ class Recipe(msgspec.Struct, frozen=True):
     positions: TreePositions = TreePositions.DEPTH
     checkpoint_steps: int | None = None
     seed: int = 0
+    answers: LearnedAnswers = LearnedAnswers.RIGHT
 
 
 class TuningScores(msgspec.Struct, frozen=True):

@@ -10,10 +10,11 @@ from typing import TypeAlias
 
 import torch
 
-from generator.composing.dependency.fine_tuning.exercise import Exercise, Source, batches
+from generator.composing.dependency.fine_tuning.exercise import Answered, Exercise, Source, batches
 from generator.composing.dependency.fine_tuning.inputs import Inputs, in_full, in_trees
 from generator.composing.dependency.fine_tuning.record import (
     HeldOutScores,
+    LearnedAnswers,
     Recipe,
     SourceRecord,
     TuningRecord,
@@ -29,7 +30,7 @@ _MOST_NORM = 1.0
 """Of a step's gradient. Longer ones are cut, so that a batch of odd questions does no harm."""
 
 _ANSWER_TOKENS = 32
-"""The most of an answer that is written for its score."""
+"""The most of an answer that the model writes, for its score or to learn it."""
 
 
 class _Tally:
@@ -120,11 +121,26 @@ class DependencyTraining:
                 folder=str(to),
             )
 
+        if self._recipe.answers is LearnedAnswers.OWN:
+            training = self._with_own_answers(training)
         self._train(training, lambda to: self._model.save(to, record(to, {})))
         self._model.round()
         done = record(self._folder, self._scores(sources, "asking after"))
         self._model.save(self._folder, done)
         return done
+
+    def _with_own_answers(self, learned: Sequence[Exercise]) -> list[Exercise]:
+        """The exercises with the answers that the model writes now, with every path in full."""
+        found: list[Exercise] = []
+        for done, exercise in enumerate(learned):
+            self._progress("answering", done, len(learned))
+            front = in_full(exercise._replace(asked=()))
+            with torch.inference_mode():
+                written = list(self._model.answers(front, exercise.asked, _ANSWER_TOKENS))
+            asked = [one._replace(answer=_ended(own, one)) for own, one in zip(written, exercise.asked, strict=True)]
+            found.append(exercise._replace(asked=tuple(asked)))
+        self._progress("answering", len(learned), len(learned))
+        return found
 
     def _train(self, training: Sequence[Exercise], save: Callable[[Path], None]) -> None:
         order = random.Random(self._recipe.seed)  # noqa: S311 - a repeatable order
@@ -190,6 +206,11 @@ class DependencyTraining:
             ]
         f1 = [self._f1(answer, one.right) for answer, one in zip(answers, exercise.asked, strict=True)]
         tally.add(predicted.losses.tolist(), exact, f1)
+
+
+def _ended(written: tuple[int, ...], asked: Answered) -> tuple[int, ...]:
+    """What was written, and the token that ended it, unless it was cut."""
+    return written if len(written) == _ANSWER_TOKENS else (*written, asked.answer[-1])
 
 
 def _refuse(folder: Path) -> None:

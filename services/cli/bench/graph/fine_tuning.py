@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from generator.composing.dependency.fine_tuning.record import LearnedAnswers
 from protocol.dependency import TreePositions
 from services.cli.bench.common.options import DEFAULT_DATA, DataOption, SeedOption
 from services.cli.connection import JsonOption
@@ -49,6 +50,12 @@ def fine_tuning(
         ),
     ] = None,
     held_out: Annotated[int, typer.Option(min=1, help="Questions to compare by, of each source.")] = 64,
+    answers: Annotated[
+        LearnedAnswers,
+        typer.Option(
+            help="Answers to learn: right ones, or the model's own with every path in full, which keep how it answers."
+        ),
+    ] = LearnedAnswers.RIGHT,
     positions: Annotated[
         TreePositions | None,
         typer.Option(help="Positions of the tokens in trees; by default controller.graph_positions."),
@@ -87,7 +94,7 @@ def fine_tuning(
     tokenizer = ModelTokenizer(folder)
     placed = positions or config.controller.graph_positions
     lessons = Lessons(tokenizer, SegmentLayout.configured(tokenizer, config.generator), placed)
-    recipe = Recipe(learning_rate, batch, epochs, placed, checkpoint_steps, seed)
+    recipe = Recipe(learning_rate, batch, epochs, placed, checkpoint_steps, seed, answers)
     with StepBars() as show:
         # In front of the sets: to read their graphs takes minutes.
         training = DependencyTraining.of(folder, recipe, out, lessons.f1, show)

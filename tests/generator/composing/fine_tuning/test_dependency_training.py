@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
 from generator.composing.dependency.fine_tuning import training
 from generator.composing.dependency.fine_tuning.exercise import Source
 from generator.composing.dependency.fine_tuning.inputs import in_full, in_trees
-from generator.composing.dependency.fine_tuning.record import RECORD, Recipe, TuningRecord
+from generator.composing.dependency.fine_tuning.record import RECORD, LearnedAnswers, Recipe, TuningRecord
 from generator.composing.dependency.fine_tuning.training import DependencyTraining
 from generator.composing.dependency.fine_tuning.tuned_model import TunedModel
 from generator.prompts.tokenizer import ModelTokenizer
@@ -128,6 +128,24 @@ def test_the_loss_under_trees_falls_and_the_model_that_is_written_has_learned(mo
     again = tuned(folder)
     losses = torch.cat([again.predicted(in_trees(one)).losses for one in TRAINING])
     assert float(losses.detach().mean()) == pytest.approx(own.after.dependency.loss, abs=1e-4)
+
+
+def test_a_model_can_learn_what_it_writes_itself_with_every_path_in_full(model, tmp_path):
+    loaded = tuned(model)
+    own, ends = [], []
+    for one in TRAINING:
+        with torch.inference_mode():
+            likely = list(loaded.answers(in_full(one._replace(asked=())), one.asked, 4))
+        # The first answer of each ends behind its second token, and the others are cut.
+        first, *others = [asked._replace(answer=answer) for asked, answer in zip(one.asked, likely, strict=True)]
+        end = first.answer[2]
+        own.append(one._replace(asked=(first._replace(answer=first.answer[: first.answer.index(end) + 1]), *others)))
+        given, *rest = one.asked
+        ends.append(one._replace(asked=(given._replace(answer=(*given.answer[:-1], end)), *rest)))
+    learned = msgspec.structs.replace(QUICK, answers=LearnedAnswers.OWN)
+    found = trained(model, learned, tmp_path / "own", ends).losses
+    assert found == trained(model, QUICK, tmp_path / "given", own).losses
+    assert found != trained(model, QUICK, tmp_path / "right", ends).losses
 
 
 def test_self_attention_is_scored_with_every_path_in_full(model, tmp_path):
