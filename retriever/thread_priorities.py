@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 from protocol.errors import RagtreeError
 
 _BACKGROUND_NICENESS = 10
+_EMBEDDING_NICENESS = 15
 
 
 def search_on_one_core() -> None:
@@ -32,7 +33,19 @@ def warm_up_in_background(embed_something: Callable[[], object]) -> None:
 
 def lower_priority() -> None:
     """Let this thread use all cores at a low priority. Only Linux sets priorities for single threads."""
+    _share_cores(_BACKGROUND_NICENESS)
+
+
+def lower_priority_of_embedding() -> None:
+    """The same for a thread that embeds documents, below all other work in the background.
+
+    Embedding takes every core that it gets. What prepares its next texts is often one thread, for which it would wait.
+    """
+    _share_cores(_EMBEDDING_NICENESS)
+
+
+def _share_cores(niceness: int) -> None:
     threadpool_limits(limits=os.cpu_count() or 1, user_api="openmp")
     with suppress(OSError):
         # Each thread has its own niceness on Linux. The OpenMP threads that it starts inherit it.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -30,8 +30,9 @@ class WorkerProcess:
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Otherwise Ctrl+C in the terminal would end the worker before the stack shuts down.
-            start_new_session=True,
+            # Otherwise Ctrl+C in the terminal would end the worker before the stack shuts down. Its session stays this
+            # process's: Linux shares cores between sessions first, and heeds priorities within each of them alone.
+            process_group=0,
         )
 
     @property

@@ -13,7 +13,7 @@ import torch
 from openvino import opset13 as ops
 from sentence_transformers import SentenceTransformer
 
-from retriever.thread_priorities import lower_priority
+from retriever.thread_priorities import lower_priority_of_embedding
 
 _TRACED_TEXTS = [
     "Paris is the capital of France.",
@@ -41,7 +41,8 @@ class Int8Network:
     OpenVINO runs the network as torch traces it. The weights of linear layers have 8 bits and a scale for each output
     channel. Their inputs are rounded to 8 bits at run time (dynamic quantization). All else keeps its type.
 
-    ``workers`` compute documents, a batch each, at a low priority. Queries are computed beside them by a second copy.
+    ``workers`` compute documents, a batch each, at the lowest priority. Queries are computed beside them by a second
+    copy.
 
     Raises ConversionError if the model takes more than tokens, if its network cannot be traced or run, or if its
     vectors change too much.
@@ -61,7 +62,7 @@ class Int8Network:
             "ENABLE_CPU_PINNING": False,
         }
         core = ov.Core()
-        self.workers = ThreadPoolExecutor(streams, "retriever-embed", initializer=lower_priority)
+        self.workers = ThreadPoolExecutor(streams, "retriever-embed", initializer=lower_priority_of_embedding)
         self._requests = threading.local()
         try:
             # The threads that compute inherit the priority of the thread that compiles.
