@@ -37,9 +37,9 @@ def lower_priority() -> None:
 
 
 def lower_priority_of_embedding() -> None:
-    """The same for a thread that embeds documents, below all other work in the background.
+    """Let this thread, which embeds documents, use all cores at a priority below all other work in the background.
 
-    Embedding takes every core that it gets. What prepares its next texts is often one thread, for which it would wait.
+    Embedding takes every core that it gets. One thread often prepares its next texts, and embedding would wait for it.
     """
     _share_cores(_EMBEDDING_NICENESS)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class KeyedBranch(NamedTuple):
     """A branch of so many ``tokens``. ``parent`` is its parent's place among the prompt's branches, -1 for a root.
 
-    Equal ``key`` s are equal branches behind equal ancestors, in one namespace.
+    Branches of one ``key`` have the same tokens behind the same ancestors, in one namespace.
     """
 
     key: bytes

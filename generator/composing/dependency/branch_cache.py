@@ -49,8 +49,8 @@ class _Kept:
 class BranchCache:
     """Branches' KV of at most ``size`` bytes, each behind its parent. May be used from several threads.
 
-    What leaves is told by plans: ``drop``. If that does not make the room, the leaf whose last use is the longest ago
-    leaves. ``deletions`` counts the calls of ``forget``.
+    Plans say what leaves (``drop``). If that does not make the room, the leaf whose last use is the longest ago leaves.
+    ``deletions`` counts the calls of ``forget``.
     """
 
     def __init__(self, size: int) -> None:
