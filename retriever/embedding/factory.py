@@ -2,7 +2,6 @@
 
 from retriever.embedding.base import Embedder
 from retriever.embedding.hashing import HashingEmbedder
-from retriever.embedding.openai import OpenAIEmbedder
 from retriever.settings import EmbedderSettings, HashingSettings, OpenAISettings
 
 
@@ -12,6 +11,9 @@ def build_embedder(settings: EmbedderSettings) -> Embedder:
         case HashingSettings():
             return HashingEmbedder(settings)
         case OpenAISettings():
+            # The client has hundreds of modules of types, which no other process of the stack needs.
+            from retriever.embedding.openai import OpenAIEmbedder
+
             return OpenAIEmbedder(settings)
         case _:
             # This import takes seconds because it loads torch.

@@ -22,7 +22,8 @@ from services.stack.run_state import RunningStack
 
 Ran = subprocess.CompletedProcess[str]
 
-START_S = 300
+PATIENCE_S = 300
+"""For starts and other waits: a guard against a hang. Beside other tests, a start has taken three times its usual."""
 POLL_S = 0.05
 
 HASHING = {"RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}'}
@@ -70,7 +71,7 @@ class StackUnderTest:
         if changed:
             self.environment |= changed
             self.process = StackProcess(self.folder, self.environment)
-        self.running = self.process.start(START_S)
+        self.running = self.process.start(PATIENCE_S)
 
     def stop(self) -> bool:
         return self.process.stop()
@@ -164,7 +165,7 @@ def ended_job(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
     return None if job["status"] in UNFINISHED else job
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     """Wait for a true result and return it."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -2,7 +2,7 @@
 
 import psutil
 import pytest
-from stacks import HASHING, START_S, command
+from stacks import HASHING, PATIENCE_S, command
 
 from services.stack.detached import StackProcess, StartFailed
 from services.stack.run_state import RunState
@@ -28,7 +28,7 @@ def test_engine_with_invalid_arguments_is_given_up_with_its_error(tmp_path):
     }
     heard: list[str] = []
     with pytest.raises(StartFailed, match="no_such_argument") as failed:
-        StackProcess(tmp_path, environment).start(START_S, on_wait=heard.append)
+        StackProcess(tmp_path, environment).start(PATIENCE_S, on_wait=heard.append)
     assert "Traceback" not in failed.value.message
     assert any("tried again" in line and "no_such_argument" in line for line in heard)
     assert RunState(tmp_path).running() is None

@@ -33,12 +33,13 @@ def test_serve_runs_the_stack_from_its_config_file(tmp_path):
     ) as serve:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                until(lambda: answers(client), timeout_s=90)
+                until(lambda: answers(client) or serve.poll() is not None)
+                assert serve.poll() is None, (tmp_path / "log").read_text()
                 path = "/v1/collections/countries/documents/freedonia"
                 job = client.put(path, content=FREEDONIA, headers={"Content-Type": "text/plain"}).json()
                 until(lambda: ended_job(client, job["job_id"]))
                 # The other gateway may still have to see that the controller has started.
-                frames = until(lambda: answer_lines(client), timeout_s=10)
+                frames = until(lambda: answer_lines(client))
             assert frames[0] == "event: query.created"
             assert frames[-2] == "event: query.completed"
         finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stacks import HASHING, START_S, StackUnderTest, come_to, command, until
+from stacks import HASHING, StackUnderTest, come_to, command, until
 
 from services.stack.run_state import RunState
 
@@ -99,9 +99,9 @@ def machines(tmp_path_factory):
     try:
         with ThreadPoolExecutor(1) as starting:
             started = starting.submit(stack.start)
-            second.join(until(RunState(stack.folder).running, START_S).ray_address)
+            second.join(until(RunState(stack.folder).running).ray_address)
             started.result()
-        until(lambda: len(running_on(stack)) == 2, START_S)
+        until(lambda: len(running_on(stack)) == 2)
         stack.ingest("countries", DOCUMENTS)
         yield stack, second
     finally:

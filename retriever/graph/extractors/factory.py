@@ -2,7 +2,6 @@
 
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.extractors.given import GivenExtractor
-from retriever.graph.extractors.llm.extractor import LlmExtractor
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import rules_fingerprint
 from retriever.graph.extractors.rules_process import RulesProcess
@@ -15,6 +14,9 @@ def build_extractor(settings: GraphSettings, phrases: Phrases) -> Extractor:
     if settings.kind == "given":
         return GivenExtractor()
     if settings.kind == "llm":
+        # Loads OpenAI's client, which has hundreds of modules of types.
+        from retriever.graph.extractors.llm.extractor import LlmExtractor
+
         assert settings.llm is not None
         return WithGiven(LlmExtractor(settings.llm))
     return WithGiven(RulesProcess(rules_fingerprint(phrases)))

@@ -22,7 +22,7 @@ from cachectl.runtime.composing.gate import GateFolder
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 COMMAND = [sys.executable, "-m", "services.cli", "doctor", "--json"]
-START_S = 120.0
+START_S = 300.0
 END_S = 60.0
 
 

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(300)]
 LOAD = Load(documents=4, document_tokens=64, clients=2, queries=4, turns=1, answer_tokens=2, hot_share=0.229)
 KNOWN_RAY = Path("/tmp/ray/ray_current_cluster")
 """Where Ray's commands look for the address of this machine's Ray, unless they are told one."""
-START_S = 120.0
+START_S = 300.0
 END_S = 60.0
 
 

@@ -134,7 +134,7 @@ def test_killed_controller_restores_its_tree(vllm_stack, shared_redis):
     (controller,) = vllm_stack.processes("ServeReplica:controller")
     controller.kill()
     psutil.wait_procs([controller], timeout=10)
-    until(lambda: vllm_stack.processes("ServeReplica:controller") and vllm_stack.is_ready(), timeout_s=120)
+    until(lambda: vllm_stack.processes("ServeReplica:controller") and vllm_stack.is_ready())
     with vllm_stack.client() as client:
         stats = client.get("/v1/admin/cache/stats").raise_for_status().json()
     assert sum(tier["nodes"] for tier in stats["tiers"]) > 0
@@ -257,5 +257,5 @@ def test_a_dead_engine_is_a_503_and_is_replaced(vllm_stack):
     refused = until(lambda: (reply := vllm_stack.query(**QUESTION)).status_code != 200 and reply)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] in ("engine_not_ready", "engine_died")
-    until(vllm_stack.is_ready, timeout_s=240)
+    until(vllm_stack.is_ready)
     assert "Marxville" in vllm_stack.query(**QUESTION).json()["output_text"]
