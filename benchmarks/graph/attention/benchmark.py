@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from benchmarks.graph.attention.prompt_groups import ANSWER_TOKENS, PromptGroup, PromptGroups, least_questions
+from benchmarks.graph.attention.prompt_groups import PromptGroup, PromptGroups, least_questions
 from benchmarks.graph.attention.quality import compare_answers
 from benchmarks.graph.attention.results import AttentionResult, AttentionRow, Slo
 from benchmarks.graph.attention.slo_throughput import COMPARED, SloThroughput, sustained_rates
@@ -66,7 +66,8 @@ class _Asked(NamedTuple):
 class AttentionBenchmark:
     """Measures engines of one model. ``progress`` is called with (step, done, total).
 
-    Without ``slo``, throughput at the SLO is not measured.
+    Without ``slo``, throughput at the SLO is not measured. The answers to up to ``answers`` questions of each set and
+    size are compared.
     """
 
     def __init__(
@@ -75,23 +76,25 @@ class AttentionBenchmark:
         layout: SegmentLayout,
         tokenizer: ModelTokenizer,
         slo: SloThroughput | None,
+        answers: int,
         progress: Progress,
     ) -> None:
         self._engines = engines
         self._layout = layout
         self._tokenizer = tokenizer
         self._slo = slo
+        self._answers = answers
         self._progress = progress
 
     @classmethod
     def over(
-        cls, generator: GeneratorSettings, cache_dir: Path, slo: SloThroughput | None, progress: Progress
+        cls, generator: GeneratorSettings, cache_dir: Path, slo: SloThroughput | None, answers: int, progress: Progress
     ) -> "AttentionBenchmark":
         """The benchmark of a generator with these settings, whose model is in ``cache_dir`` or is put there."""
         models = ModelStore(cache_dir)
         tokenizer = ModelTokenizer(models.resolve(generator.model))
         layout = SegmentLayout.configured(tokenizer, generator)
-        return cls(EngineMaker(generator, models, at_once=2), layout, tokenizer, slo, progress)
+        return cls(EngineMaker(generator, models, at_once=2), layout, tokenizer, slo, answers, progress)
 
     async def run(self, sets: Mapping[str, Sequence[Facts]], context_tokens: Sequence[int]) -> AttentionResult:
         """Measure the facts of each set, cut to each of ``context_tokens``.
@@ -106,14 +109,14 @@ class AttentionBenchmark:
                 await running.enter_async_context(self._engines.plain()),
             )
             pages, composing = await _composing(engines.ours)
-            groups = PromptGroups(self._layout, self._tokenizer, pages.page_tokens, self._arriving)
+            made = PromptGroups(self._layout, self._tokenizer, pages.page_tokens, self._arriving)
+            groups = made.over(sets, context_tokens)
             ways = ways_of(engines, _branches(composing.branch_tokens))
-            asked = [await self._ask(engines.ours, ways, group) for group in groups.over(sets, context_tokens)]
-            measured = [one for each in asked for one in each.measured]
-            timed = [one.prompt for one in measured]
-            quality = await compare_answers(engines.ours, timed, ANSWER_TOKENS, self._progress)
+            asked = [await self._ask(engines.ours, ways, group) for group in groups]
+            answered = [await compare_answers(engines.ours, group, self._answers, self._progress) for group in groups]
+        measured = [one for each in asked for one in each.measured]
         # As many prompts come at once as are timed.
-        throughput = {way: len(timed) / sum(each.at_once_s[way] for each in asked) for way in WAYS}
+        throughput = {way: len(measured) / sum(each.at_once_s[way] for each in asked) for way in WAYS}
         slo = next((each.slo for each in asked if each.slo), None)
         at_slo = sustained_rates(slo) if slo else {}
         return AttentionResult(
@@ -125,7 +128,7 @@ class AttentionBenchmark:
             throughput_at_slo_ratio=_ours_over_others(at_slo),
             slo=slo,
             no_slo="" if slo else self._too_few(),
-            quality=quality,
+            quality=[row for rows in answered for row in rows],
         )
 
     def _arriving(self, spare: int) -> int:

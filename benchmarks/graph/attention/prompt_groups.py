@@ -37,6 +37,10 @@ class PromptGroup(NamedTuple):
     def __str__(self) -> str:
         return f"{self.set}, {self.tokens:,} tokens"
 
+    def to_answer(self, count: int) -> list[FactsPrompt]:
+        """Up to ``count`` prompts whose answers are compared: those that are timed, and others if these are too few."""
+        return [*self.timed, *self.at_once, *self.warming][:count]
+
     def with_arriving(self, count: int) -> "PromptGroup":
         """The same with ``count`` of the prompts that would warm up arriving at rates."""
         return self._replace(warming=self.warming[count:], arriving=self.warming[:count])

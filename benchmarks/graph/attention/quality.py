@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.graph.facts import FactsPrompt
+from benchmarks.graph.attention.prompt_groups import ANSWER_TOKENS, PromptGroup
 from benchmarks.measuring.agreement import agreement
 from benchmarks.measuring.answer_scores import f1
 from benchmarks.measuring.engines import Generation, generate
@@ -24,13 +24,15 @@ _ALTERNATIVES = 20
 
 
 class QualityRow(msgspec.Struct, frozen=True):
-    """One way beside self-attention.
+    """One way beside self-attention, over ``questions`` of a ``set`` with about ``tokens`` tokens of facts.
 
     ``first_token_agreement`` is how often answers begin with the same token. ``kl`` is the mean divergence of their
     first tokens' distributions from those of self-attention, in nats, over its most likely tokens. ``f1`` and
     ``full_f1`` are mean scores, from 0 to 1, and ``difference`` is the 95 % bootstrap interval of their difference.
     """
 
+    set: str
+    tokens: int
     way: str
     questions: int
     first_token_agreement: float
@@ -49,16 +51,18 @@ class _Compared(NamedTuple):
 
 
 async def compare_answers(
-    engine: Generator, prompts: Sequence[FactsPrompt], tokens: int, progress: Progress
+    engine: Generator, group: PromptGroup, questions: int, progress: Progress
 ) -> list[QualityRow]:
-    """Compare answers of up to ``tokens`` tokens, with self-attention itself as one of the ways.
+    """Compare the answers to up to ``questions`` of a group, with self-attention itself as one of the ways.
 
     Raises what the engine raises.
     """
-    sampling = Sampling(tokens, logprobs=True, alternatives=_ALTERNATIVES)
+    prompts = group.to_answer(questions)
+    step = f"comparing answers, {group}"
+    sampling = Sampling(ANSWER_TOKENS, logprobs=True, alternatives=_ALTERNATIVES)
     compared: dict[str, list[_Compared]] = {}
     for number, prompt in enumerate(prompts):
-        progress("comparing answers", number, len(prompts))
+        progress(step, number, len(prompts))
         plans = {
             "self again": prompt.self_attention(),
             "depth": prompt.dependency(TreePositions.DEPTH, reuse=False),
@@ -73,14 +77,16 @@ async def compare_answers(
         )
         for name, answer in zip(plans, answers, strict=True):
             compared.setdefault(name, []).append(_Compared(prompt.facts.answers, full, answer))
-    progress("comparing answers", len(prompts), len(prompts))
-    return [_row(name, pairs) for name, pairs in compared.items()]
+    progress(step, len(prompts), len(prompts))
+    return [_row(group, name, pairs) for name, pairs in compared.items()]
 
 
-def _row(way: str, compared: Sequence[_Compared]) -> QualityRow:
+def _row(group: PromptGroup, way: str, compared: Sequence[_Compared]) -> QualityRow:
     first = [agreement(one.full.logprobs[:1], one.other.logprobs[:1]) for one in compared]
     scores = [(f1(one.other.text, one.answers), f1(one.full.text, one.answers)) for one in compared]
     return QualityRow(
+        group.set,
+        group.tokens,
         way,
         len(compared),
         fmean(one.agreed for one in first),

@@ -42,7 +42,7 @@ async def test_ways_are_compared_over_the_same_facts(tmp_path):
         engine_args={"num_gpu_blocks_override": 400},
     )
     at_slo = SloThroughput(ONE_RATE, lambda *_: None)
-    benchmark = AttentionBenchmark.over(settings, tmp_path, at_slo, lambda *_: None)
+    benchmark = AttentionBenchmark.over(settings, tmp_path, at_slo, 6, lambda *_: None)
     with pytest.raises(ConfigError, match="so many tokens of facts"):
         await benchmark.run({"made up": [facts(1)]}, [200])
     result = await benchmark.run({"made up": [facts(number) for number in range(14)]}, [200])
@@ -65,4 +65,5 @@ async def test_ways_are_compared_over_the_same_facts(tmp_path):
     assert quality["self again"].first_token_agreement == 1
     assert quality["self again"].kl < 1e-5 < quality["depth"].kl
     assert quality["depth"].kl == pytest.approx(quality["depth, reused"].kl, abs=1e-4)
-    assert {one.questions for one in result.quality} == {4}
+    # Those that are timed, and two more.
+    assert {(one.set, one.tokens, one.questions) for one in result.quality} == {("made up", 200, 6)}

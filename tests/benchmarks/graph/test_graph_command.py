@@ -99,14 +99,14 @@ class MeasuredAttention:
         slo = Slo("told", 990.0, 20, 800.0, 4000.0, {OURS: tried, "vllm_prefix": tried[1:]}) if self._slo else None
         at_slo = {OURS: 1.5} if slo else {}
         rates = dict.fromkeys(ATTENTION_WAYS, 2.5)
-        quality = QualityRow("depth", 16, 0.5, 0.1, 0.25, 0.3, (-0.1, 0.0))
+        quality = QualityRow("told", 1000, "depth", 16, 0.5, 0.1, 0.25, 0.3, (-0.1, 0.0))
         return AttentionResult([row], {"self": 3.0}, rates, {}, at_slo, {}, slo, "too few" if slo else "", [quality])
 
 
 def test_throughput_at_the_slo_is_shown_with_its_bound_and_can_be_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(
-        AttentionBenchmark, "over", lambda generator, folder, slo, progress: MeasuredAttention(slo is not None)
+        AttentionBenchmark, "over", lambda generator, folder, slo, answers, progress: MeasuredAttention(slo is not None)
     )
     data = write_family(tmp_path)
     printed = bench(data, "--set", "told", attention=True)

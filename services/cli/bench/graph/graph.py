@@ -60,6 +60,10 @@ def graph(
             "times the time that they take in an idle vLLM. Takes 4 minutes with 1000 tokens. Needs 208 questions.",
         ),
     ] = True,
+    answers: Annotated[
+        int,
+        typer.Option(min=0, help="Questions of each set and each number of tokens whose answers are compared."),
+    ] = 16,
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,7 +75,9 @@ def graph(
     config = load_config()
     with StepBars() as show:
         at_slo = SloThroughput(Ladder(), show) if slo else None
-        over_paths = AttentionBenchmark.over(config.generator, config.cache_dir, at_slo, show) if attention else None
+        over_paths = None
+        if attention:
+            over_paths = AttentionBenchmark.over(config.generator, config.cache_dir, at_slo, answers, show)
         benchmark = GraphBenchmark(config.retriever, over_paths, show)
         result = asyncio.run(benchmark.run(data, chosen or (), questions, context_tokens or _CONTEXT_TOKENS))
     if as_json:
@@ -116,11 +122,12 @@ def _show_attention(result: "GraphResult") -> None:
     rates.add_row("rate", *(f"{result.throughput[way]:.2f}" for way in WAYS))
     rates.add_row("dependency_cached over it", *(f"{result.throughput_ratio.get(way, 1):.2f}" for way in WAYS))
     answers = _table(
-        "answers beside self-attention", "way", "questions", "first token", "KL", "F1", "self-attention's F1"
+        "answers beside self-attention",
+        *("set", "tokens", "way", "questions", "first token", "KL", "F1", "self-attention's F1"),
     )
     for one in result.quality:
         figures = (f"{one.first_token_agreement:.0%}", f"{one.kl:.3f}", f"{one.f1:.3f}", f"{one.full_f1:.3f}")
-        answers.add_row(one.way, str(one.questions), *figures)
+        answers.add_row(one.set, f"{one.tokens:,}", one.way, str(one.questions), *figures)
     at_slo = [] if result.slo is None else [_at_slo(result, result.slo)]
     for table in (times, rates, *at_slo, answers):
         results.print(table)
