@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from benchmarks.compose.tasks import Asked
 from benchmarks.fine_tuning.curriculum import Curriculum
 from benchmarks.gate.fact_probes import FactTask
 from benchmarks.measuring.answer_scores import f1
+from benchmarks.measuring.opened_prompt import opened
 from generator.composing.dependency.fine_tuning.exercise import Exercise, LaidOut, Source, exercises
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.dependency import TreePositions
 from protocol.errors import ConfigError
 from protocol.graph import Path
-from protocol.prompts import ChatMessage, Prompt, Segment
+from protocol.prompts import ChatMessage
 
 MOST_TOKENS = 64
 """Of the answer to a real question."""
@@ -66,11 +65,4 @@ class Lessons:
         prompt = self._layout.lay_out([ChatMessage("user", asked.question)], [], room, paths=paths)
         if prompt.facts is None:
             raise ConfigError(f"the model's context has no room for the facts of {asked.question!r}", "questions")
-        return LaidOut(_opened(prompt, opening), answer, asked.answers)
-
-
-def _opened(prompt: Prompt, opening: tuple[int, ...]) -> Prompt:
-    """The prompt of a question whose answer has begun."""
-    *front, question = prompt.segments
-    begun = Segment(question.kind, question.key, question.token_ids + opening)
-    return msgspec.structs.replace(prompt, segments=(*front, begun))
+        return LaidOut(opened(prompt, opening), answer, asked.answers)

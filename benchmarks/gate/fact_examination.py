@@ -1,6 +1,7 @@
 """Examines dependency attention on one engine: answers over trees against answers over all paths in full."""
 
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from benchmarks.compose.rows import Answered, ComposeRow, Way, row_of
 from benchmarks.compose.tasks import Asked
 from benchmarks.gate.fact_probes import FACTS, FactTask, fact_tasks
 from benchmarks.gate.verdict import decided, verdict
-from benchmarks.graph.facts import Facts, FactsPrompt, Question
+from benchmarks.graph.facts import Facts, FactsPrompt
 from benchmarks.measuring.engines import EngineMaker, generate
+from benchmarks.measuring.opened_prompt import opened
 from benchmarks.measuring.progress import Progress
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
@@ -24,9 +26,13 @@ from protocol.dependency import TreePositions
 from protocol.errors import ConfigError
 from protocol.gate import GateReport, dependency_method
 from protocol.generation import Sampling
-from protocol.prompts import ChatMessage, Prompt, Segment
+from protocol.graph import ContextBudget
+from protocol.prompts import ChatMessage, Prompt
 
 _ALTERNATIVES = 20
+
+_ALL_FACTS = ContextBudget(relation=sys.maxsize)
+"""As many as there is room for. The default is a quarter of it."""
 
 
 class FactExamination:
@@ -79,9 +85,9 @@ class FactExamination:
         return row_of(self._model, kind, Way(dependency_method(self._positions), 0.0), answered)
 
     async def _answers(self, engine: VllmEngine, page_tokens: int, task: FactTask) -> Answered:
-        namespace, encode = uuid4().hex, self._tokenizer.encode
+        namespace = uuid4().hex
         prompts = [
-            FactsPrompt(Facts(one.question, one.answers, task.paths), encode, self._opened(one), namespace, page_tokens)
+            FactsPrompt(Facts(one.question, one.answers, task.paths), self._opened(one, task), namespace, page_tokens)
             for one in task.asked
         ]
         await generate(engine, prompts[0].front, Sampling(1))
@@ -96,12 +102,16 @@ class FactExamination:
         )
         return Answered(task.asked, answers[: len(prompts)], answers[len(prompts) :])
 
-    def _opened(self, asked: Asked) -> Question:
-        """How a question is laid out whose answer has begun."""
-
-        def lay_out(question: str) -> Prompt:
-            system, own = self._layout.lay_out([ChatMessage("user", question)], [], asked.max_tokens).segments
-            opened = own.token_ids + self._tokenizer.encode(asked.opening)
-            return Prompt((system, Segment(own.kind, own.key, opened)))
-
-        return lay_out
+    def _opened(self, asked: Asked, task: FactTask) -> Prompt:
+        """The prompt of a question about a task's facts whose answer has begun."""
+        opening = self._tokenizer.encode(asked.opening)
+        prompt = self._layout.lay_out(
+            [ChatMessage("user", asked.question)],
+            [],
+            len(opening) + asked.max_tokens,
+            paths=task.paths,
+            budget=_ALL_FACTS,
+        )
+        if len(prompt.paths) < len(task.paths):
+            raise ConfigError("the model's context has no room for the facts of the gate's questions", "max_model_len")
+        return opened(prompt, opening)

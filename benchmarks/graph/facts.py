@@ -1,20 +1,17 @@
 """Facts of real graphs as prompts: the paths that a search returns, in full and as dependency trees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.measuring.kv_paths import KvPath
-from generator.prompts.dependency_trees import Encode, dependency_trees, parts_of
-from protocol.dependency import DependencyTrees, TreePositions
+from generator.prompts.dependency_trees import Encode, parts_of
+from protocol.dependency import TreePositions
 from protocol.graph import Path
 from protocol.plans import PrefillPlan
-from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.prompts import Prompt
 from protocol.tiers import Tier
-
-Question = Callable[[str], Prompt]
-"""The prompt of a question without any facts: a system segment and the question."""
 
 
 class Facts(NamedTuple):
@@ -36,22 +33,25 @@ class Facts(NamedTuple):
 
 
 class FactsPrompt:
-    """One question with its facts, as prompts for self-attention and for dependency attention.
+    """One question with its facts, as plans for self-attention and for dependency attention.
 
-    ``context_tokens`` are those of all paths in full, and ``tree_tokens`` those of their trees.
+    The ``prompt`` is laid out as in serving, with some of the facts' paths and without documents. ``context_tokens``
+    are those of all these paths in full, and ``tree_tokens`` those of their trees.
     """
 
-    def __init__(self, facts: Facts, encode: Encode, lay_out: Question, namespace: str, page_tokens: int) -> None:
-        trees = dependency_trees(facts.paths, encode)
-        assert trees is not None, "the question has no facts"
+    def __init__(self, facts: Facts, prompt: Prompt, namespace: str, page_tokens: int) -> None:
+        in_trees = prompt.in_trees
+        trees = in_trees.trees
+        assert trees is not None, "the prompt tells no facts"
+        system, told, self._question = prompt.segments
         self.facts = facts
+        self._in_trees = in_trees
         self._trees = trees
-        self._system, self._question = lay_out(facts.question).segments
-        parts = (encode(part) for path in facts.paths for part in parts_of(path))
-        self._full = Segment(SegmentKind.QUESTION, "", tuple(token for part in parts for token in part))
-        self._path = KvPath((self._system,), page_tokens, namespace)
-        self.context_tokens = len(self._full.token_ids)
-        self.tree_tokens = len(trees.token_ids)
+        # In full: what has no other form.
+        self.in_full = Prompt(prompt.segments)
+        self._path = KvPath((system,), page_tokens, namespace)
+        self.context_tokens = len(told.token_ids)
+        self.tree_tokens = trees.end - trees.start
 
     @property
     def pairs(self) -> int:
@@ -69,11 +69,6 @@ class FactsPrompt:
         return found
 
     @property
-    def in_full(self) -> Prompt:
-        """The prompt with every path in full."""
-        return Prompt((self._system, self._full, self._question))
-
-    @property
     def front(self) -> PrefillPlan:
         """A plan that computes the system prompt, and keeps it."""
         return self._path.plan(self._question, None, Tier.GPU)
@@ -84,11 +79,9 @@ class FactsPrompt:
 
     def dependency(self, positions: TreePositions, *, reuse: bool, blind: bool = False) -> PrefillPlan:
         """A plan for the trees, behind the system prompt's KV. ``blind`` branches do not attend to that."""
-        front = len(self._system.token_ids)
-        context = Segment(SegmentKind.QUESTION, "", self._trees.token_ids)
-        trees = DependencyTrees(front, 0 if blind else front, self._trees.branches, positions, reuse)
-        plan = self._planned(Prompt((self._system, context, self._question)))
-        return msgspec.structs.replace(plan, trees=trees)
+        front = 0 if blind else self._trees.front
+        trees = msgspec.structs.replace(self._trees, front=front, positions=positions, reuse=reuse)
+        return msgspec.structs.replace(self._planned(self._in_trees), trees=trees)
 
     def _planned(self, prompt: Prompt) -> PrefillPlan:
         return msgspec.structs.replace(self._path.plan(self._question, Tier.GPU, None), prompt=prompt)

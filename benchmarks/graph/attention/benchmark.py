@@ -74,14 +74,12 @@ class AttentionBenchmark:
         self,
         engines: EngineMaker,
         layout: SegmentLayout,
-        tokenizer: ModelTokenizer,
         slo: SloThroughput | None,
         answers: int,
         progress: Progress,
     ) -> None:
         self._engines = engines
         self._layout = layout
-        self._tokenizer = tokenizer
         self._slo = slo
         self._answers = answers
         self._progress = progress
@@ -92,9 +90,8 @@ class AttentionBenchmark:
     ) -> "AttentionBenchmark":
         """The benchmark of a generator with these settings, whose model is in ``cache_dir`` or is put there."""
         models = ModelStore(cache_dir)
-        tokenizer = ModelTokenizer(models.resolve(generator.model))
-        layout = SegmentLayout.configured(tokenizer, generator)
-        return cls(EngineMaker(generator, models, at_once=2), layout, tokenizer, slo, answers, progress)
+        layout = SegmentLayout.configured(ModelTokenizer(models.resolve(generator.model)), generator)
+        return cls(EngineMaker(generator, models, at_once=2), layout, slo, answers, progress)
 
     async def run(self, sets: Mapping[str, Sequence[Facts]], context_tokens: Sequence[int]) -> AttentionResult:
         """Measure the facts of each set, cut to each of ``context_tokens``.
@@ -109,7 +106,7 @@ class AttentionBenchmark:
                 await running.enter_async_context(self._engines.plain()),
             )
             pages, composing = await _composing(engines.ours)
-            made = PromptGroups(self._layout, self._tokenizer, pages.page_tokens, self._arriving)
+            made = PromptGroups(self._layout, pages.page_tokens, self._arriving)
             groups = made.over(sets, context_tokens)
             ways = ways_of(engines, _branches(composing.branch_tokens))
             asked = [await self._ask(engines.ours, ways, group) for group in groups]

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from benchmarks.graph.facts import Facts, FactsPrompt
 from generator.prompts.layout import SegmentLayout
-from generator.prompts.tokenizer import ModelTokenizer
 from protocol.errors import ConfigError
+from protocol.graph import ContextBudget
 from protocol.prompts import ChatMessage, Prompt
 
 MOST_TIMED = 16
@@ -57,11 +57,8 @@ class PromptGroups:
     ``arriving`` says how many of so many prompts can arrive at rates; 0 if they are too few.
     """
 
-    def __init__(
-        self, layout: SegmentLayout, tokenizer: ModelTokenizer, page_tokens: int, arriving: Callable[[int], int]
-    ) -> None:
+    def __init__(self, layout: SegmentLayout, page_tokens: int, arriving: Callable[[int], int]) -> None:
         self._layout = layout
-        self._encode = tokenizer.encode
         self._page_tokens = page_tokens
         self._arriving = arriving
 
@@ -96,11 +93,12 @@ class PromptGroups:
     def _prompts(self, facts: Sequence[Facts], tokens: int) -> list[FactsPrompt]:
         # A namespace of its own for each group: its caches begin empty.
         namespace = uuid4().hex
-        cut = [one.within(tokens, self._encode) for one in facts]
-        made = [FactsPrompt(one, self._encode, self._lay_out, namespace, self._page_tokens) for one in cut if one.paths]
+        laid_out = [(one, self._lay_out(one, tokens)) for one in facts]
+        made = [FactsPrompt(one, prompt, namespace, self._page_tokens) for one, prompt in laid_out if prompt.facts]
         enough = [prompt for prompt in made if prompt.context_tokens >= 0.75 * tokens]
         random.Random(1).shuffle(enough)  # noqa: S311 - a repeatable order
         return enough
 
-    def _lay_out(self, question: str) -> Prompt:
-        return self._layout.lay_out([ChatMessage("user", question)], [], ANSWER_TOKENS)
+    def _lay_out(self, facts: Facts, tokens: int) -> Prompt:
+        asked = [ChatMessage("user", facts.question)]
+        return self._layout.lay_out(asked, [], ANSWER_TOKENS, paths=facts.paths, budget=ContextBudget(relation=tokens))

@@ -1,20 +1,31 @@
 """Which of the attention benchmark's prompts are for what."""
 
-from types import SimpleNamespace
-
 import pytest
 from facts_by_hand import facts, words
 
 from benchmarks.graph.attention.prompt_groups import MOST_TIMED, PromptGroup, PromptGroups, least_questions
 from benchmarks.graph.attention.slo_throughput import Ladder, SloThroughput
+from benchmarks.graph.facts import Facts
+from generator.prompts.dependency_trees import dependency_trees, parts_of
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, Segment, SegmentKind
 
-LAYOUT = SimpleNamespace(
-    lay_out=lambda messages, *_: Prompt(
-        (Segment(SegmentKind.SYSTEM, "", (1,)), Segment(SegmentKind.QUESTION, "", words(messages[0].content)))
-    )
-)
+
+class WordLayout:
+    """Lays out as many paths as there is room for. Has no heading."""
+
+    def lay_out(self, messages, documents, max_tokens, *, paths, budget):
+        question = messages[0].content
+        told = Facts(question, [], paths).within(budget.relation, words).paths
+        in_full = (token for path in told for part in parts_of(path) for token in words(part))
+        segments = (
+            Segment(SegmentKind.SYSTEM, "", (1,)),
+            Segment(SegmentKind.QUESTION, "", tuple(in_full)),
+            Segment(SegmentKind.QUESTION, "", words(question)),
+        )
+        return Prompt(segments, facts=dependency_trees(told, words))
+
+
 SLO = SloThroughput(Ladder(), lambda *_: None)
 
 
@@ -25,7 +36,7 @@ def questions(count: int, paths: int = 2):
 
 
 def groups(sets, sizes, arriving=SLO.taken) -> list[PromptGroup]:
-    return PromptGroups(LAYOUT, SimpleNamespace(encode=words), 16, arriving).over(sets, sizes)
+    return PromptGroups(WordLayout(), 16, arriving).over(sets, sizes)
 
 
 def test_each_prompt_is_for_one_thing():
