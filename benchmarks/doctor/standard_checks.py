@@ -12,6 +12,7 @@ from benchmarks.doctor.checks.host_size import HostSize
 from benchmarks.doctor.checks.instructions import Instructions
 from benchmarks.doctor.checks.memory import Memory
 from benchmarks.doctor.checks.model import Model
+from benchmarks.doctor.checks.object_store import ObjectStore
 from benchmarks.doctor.checks.other_work import OtherWork
 from benchmarks.doctor.checks.plain_engine import PlainEngine
 from benchmarks.doctor.checks.preloads import Preloads
@@ -30,6 +31,7 @@ def standard_checks(gates: GateFolder) -> list[Check]:
         Preloads(),
         HostMemory(),
         Disk(),
+        ObjectStore(),
         Model(),
         Memory(),
         PlainEngine(),

@@ -113,8 +113,8 @@ class EngineMaker:
         return max(1, self._settings.cpu_threads // at_work)
 
     def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401
-        """How our engines keep KV; ``kv`` overrides the settings."""
-        return self._settings.kv.model_copy(update=kv)
+        """How our engines keep KV; ``kv`` overrides the settings. Never in the object store that a stack uses."""
+        return self._settings.kv.model_copy(update={"object_store": None, **kv})
 
     @asynccontextmanager
     async def plain(

@@ -23,6 +23,8 @@ class Disk:
         kv, folder = context.settings.kv, context.place.disk
         if not kv.disk_gib:
             return Outcome.skipped("generator.kv.disk_gib is 0")
+        if kv.object_store is not None:
+            return Outcome.skipped("generator.kv.object_store has the KV in the place of a folder")
         if folder is None or kv.disk_dir is None:
             return Outcome.failed(context.place.disk_error)
         free = shutil.disk_usage(folder).free

@@ -76,7 +76,8 @@ async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "Over
     groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
     corpus = SyntheticCorpus(groups, group_size=OVERHEAD_TOP_K, words=OVERHEAD_WORDS, seed=seed)
     with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
-        process = StackProcess(Path(folder), {"RAGTREE_SERVER__PORT": "0", "RAGTREE_GATEWAY__API_KEYS": "[]"})
+        own = {"SERVER__PORT": "0", "GATEWAY__API_KEYS": "[]", "GENERATOR__KV__OBJECT_STORE": "null"}
+        process = StackProcess(Path(folder), {f"RAGTREE_{name}": value for name, value in own.items()})
         waiting = progress.add_task("starting a stack", total=None)
         running = process.start(wait_s=300)
         progress.remove_task(waiting)

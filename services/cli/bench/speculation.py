@@ -109,7 +109,7 @@ async def _measure(
     measured: dict[str, SpeculationResult] = {}
     for kind, swept in rates.items():
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
-            kv = config.generator.kv.model_copy(update={"disk_dir": Path(folder)})
+            kv = config.generator.kv.model_copy(update={"disk_dir": Path(folder), "object_store": None})
             generator = config.generator.model_copy(update={"engine": kind, "kv": kv})
             factory = GeneratorFactory(generator, ModelStore(config.cache_dir))
             engine = factory.engine()
