@@ -3,7 +3,7 @@
 import { byId, el, onWidth, svg, table } from "../dom.js";
 import { count } from "../numbers.js";
 import { draw } from "./picture.js";
-import { documentsAt, documentsOf, drawable } from "./subgraph.js";
+import { documentsAt, documentsOf, drawable, textOf } from "./subgraph.js";
 
 const LEAST_WIDTH = 300;
 
@@ -38,7 +38,6 @@ export class Graph {
   /** Show what a search reports. Without a graph mode, it reports nothing. */
   show(graph) {
     if (!graph) return;
-    const { entities, relations } = graph;
     this.shown = drawable(graph);
     this.panel.hidden = false;
     this.box.replaceChildren(this.root);
@@ -47,10 +46,11 @@ export class Graph {
     this.root.setAttribute("aria-label", `${size}. Arrow keys go through them.`);
     this.note.textContent = [
       !this.shown.nodes.length && "The question led to no entity of the graph.",
+      this.shown.edges.some(({ told }) => told) && "Heavy arrows are the facts in the prompt.",
       this.shown.left && "The picture would be too full with all of them. The tables have the rest.",
     ].filter(Boolean).join(" ");
     this.table.hidden = !this.shown.nodes.length;
-    this.table.lastElementChild.replaceChildren(...tables(entities, relations));
+    this.table.lastElementChild.replaceChildren(...tables(graph));
     this.draw();
   }
 
@@ -108,8 +108,10 @@ export class Graph {
   }
 }
 
-function tables(entities, relations) {
+function tables({ entities, relations, paths }) {
+  const told = paths.map((path) => [textOf(path), [...new Set(path.sources.map(({ document_id: documentId }) => documentId))].join(", ")]);
   return [
+    ...(told.length ? [table("Facts in the prompt", ["Path", "Documents"], told)] : []),
     table(
       "Relations, the best first",
       ["Entity", "Relation", "Entity", "Document", "Chunk"],

@@ -99,10 +99,10 @@ function headOf(tip, into) {
 
 const at = ([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`;
 
-function edgeOf({ relation }, number, { line, head, label: [x, y] }) {
+function edgeOf({ relation, told }, number, { line, head, label: [x, y] }) {
   return svg(
     "g",
-    { class: "edge", "data-edge": number },
+    { class: told ? "edge told" : "edge", "data-edge": number },
     svg("path", { class: "near", d: line }),
     svg("path", { class: "way", d: line }),
     svg("path", { class: "head", d: head }),
