@@ -84,8 +84,9 @@ function picture(entries, width, end) {
       svg("text", { class: "tick", x: x(ms), y: base + 16, "text-anchor": ms ? "middle" : "start" }, axis(ms)),
     );
   }
+  let free = 0;
   for (const entry of entries.filter(({ name }) => name === "first_token" || name === "end")) {
-    if (entry.at_ms <= end) moment(root, entry, x(entry.at_ms), right);
+    if (entry.at_ms <= end) free = moment(root, entry, x(entry.at_ms), { free, right });
   }
   LANES.forEach(([label, name], number) => {
     const y = TOP + number * LANE;
@@ -144,13 +145,16 @@ function note(root, words, { after, middle, left, right }) {
 
 const level = (middle) => (bar) => Math.abs(bar.y.baseVal.value + BAR / 2 + 4 - middle) < 1;
 
-function moment(root, entry, at, right) {
+/** Draw a line, and a label if it begins behind `free`, where an earlier one ends. Returns the end of the last one. */
+function moment(root, entry, at, { free, right }) {
   const label = `${nameOf(entry).toLowerCase()} ${duration(entry.at_ms)}`;
-  const outside = at + label.length * LETTER > right;
-  root.append(
-    svg("line", { class: `moment ${entry.name}`, x1: at, x2: at, y1: TOP - 6, y2: TOP + LANES.length * LANE }),
-    svg("text", { class: `when ${entry.name}`, x: at, y: TOP - 12, "text-anchor": outside ? "end" : "middle" }, label),
-  );
+  const length = label.length * LETTER;
+  const outside = at + length > right;
+  const from = outside ? at - length : at - length / 2;
+  root.append(svg("line", { class: `moment ${entry.name}`, x1: at, x2: at, y1: TOP - 6, y2: TOP + LANES.length * LANE }));
+  if (from < free) return free;
+  root.append(svg("text", { class: `when ${entry.name}`, x: at, y: TOP - 12, "text-anchor": outside ? "end" : "middle" }, label));
+  return from + length;
 }
 
 const axis = (ms) => (ms ? duration(ms).replace(/\.0+ /, " ") : "0");

@@ -122,6 +122,16 @@ def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch
     assert rows[-1] == "End"
 
 
+def test_an_answer_that_ends_with_its_first_token_has_one_label_for_both(page: Browser, stack: PageStack, monkeypatch):
+    monkeypatch.setattr(stack.retriever, "stage_s", 0.1)
+    monkeypatch.setattr(stack.generator, "longest", 1)
+    ask(page, QUESTION)
+    page.until(lambda: progress(page) == "Complete")
+    assert len(page.all(".gantt .moment")) == 2
+    (label,) = page.texts(".gantt .when")
+    assert label.startswith("first token")
+
+
 def test_passage_opens_with_the_questions_words_marked(page: Browser, stack: PageStack):
     text = "Tides rise and fall.\nThe moon pulls the sea.\nWater flows back at ebb."
     stack.ingest({"tides": text}, "sea")
