@@ -14,7 +14,7 @@ from protocol.errors import ConfigError
 from protocol.graph import ContextBudget
 from protocol.prompts import ChatMessage, Prompt
 
-MOST_TIMED = 16
+MOST_TIMED = 32
 """Prompts of one group whose times are measured, and as many again at once."""
 
 ANSWER_TOKENS = 32

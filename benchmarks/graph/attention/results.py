@@ -10,7 +10,7 @@ class AttentionRow(msgspec.Struct, frozen=True):
 
     ``context_tokens`` are those of all paths in full, and ``tree_tokens`` those that their trees have, as means.
     ``redundant_share`` is the share of attention over all paths, in pairs of tokens, that the trees do without.
-    ``hit_share`` is the share of the trees' tokens whose KV earlier prompts had. ``ttft_ms`` are medians.
+    ``hit_share`` is the share of the trees' tokens whose KV earlier prompts had. ``ttft_ms`` are means.
     """
 
     set: str
@@ -54,7 +54,7 @@ class Slo(msgspec.Struct, frozen=True):
 class AttentionResult(msgspec.Struct, frozen=True):
     """Figures on attention over facts.
 
-    ``ttft_ratio`` has the median ratio of times to first token, prompt by prompt: of each baseline over dependency
+    ``ttft_ratio`` has the ratios of mean times to first token, over all prompts: of each baseline over dependency
     attention with its cache, and of ``self`` over dependency attention without (``self_over_dependency``).
     ``throughput`` is in prompts a second, with several at once. ``throughput_at_slo`` is the highest rate of arrivals
     that a way sustains, in prompts a second (see ``slo``). It lacks a way that sustains no rate. The ratios of both are

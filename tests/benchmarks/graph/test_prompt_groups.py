@@ -42,7 +42,7 @@ def groups(sets, sizes, arriving=SLO.taken) -> list[PromptGroup]:
 def test_each_prompt_is_for_one_thing():
     (group,) = groups({"set": questions(300)}, [6])
     parts = (group.warming, group.arriving, group.timed, group.at_once)
-    assert [len(part) for part in parts] == [140, 128, 16, 16]
+    assert [len(part) for part in parts] == [128, 108, 32, 32]
     assert len({prompt.facts.question for part in parts for prompt in part}) == 300
 
 

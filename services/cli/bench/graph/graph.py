@@ -57,7 +57,7 @@ def graph(
         typer.Option(
             "--slo/--no-slo",
             help="Measure throughput at the SLO: the highest rate of arrivals at which first tokens come within 5 "
-            "times the time that they take in an idle vLLM. Takes 4 minutes with 1000 tokens. Needs 208 questions.",
+            "times the time that they take in an idle vLLM. Takes 4 minutes with 1000 tokens. Needs 240 questions.",
         ),
     ] = True,
     answers: Annotated[
