@@ -85,6 +85,17 @@ class BranchTree:
         registry.keep_root(root)
         return [bytes.fromhex(move.node) for move in batch.moves]
 
+    def take_back(self, namespace: str, branches: Sequence[KeyedBranch]) -> None:
+        """Forget those of a prompt's branches that no other prompt has asked for: it was not computed."""
+        nodes = self._tree.registry.nodes
+        # Children first, so that a branch without any is a leaf.
+        for branch in reversed(branches):
+            node = nodes.get(branch.key)
+            if node is not None and node.accesses == 1 and not node.children:
+                self._tree.delete(node.content, namespace)
+        # The engine does not have them.
+        self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
+
     def reconsider(self, keys: Iterable[bytes]) -> None:
         """Update branches that are needed less than before: a request that waited for them has left."""
         self._tree.reconsider(keys)

@@ -17,8 +17,8 @@ class KeptBranches:
     """The branches that each instance keeps, of at most ``room`` tokens, by a policy that ``create_policy`` creates.
 
     The KV itself lies with the engines, which drop what a plan tells them to. They find what they have, whatever is
-    expected here, and what a request did not compute after all is missing there. If their own room is short, they drop
-    the least recently used branches. ``cost(cached, new)`` gives the seconds of a prefill.
+    expected here. If their own room is short, they drop the least recently used branches. ``cost(cached, new)`` gives
+    the seconds of a prefill.
     """
 
     def __init__(
@@ -47,6 +47,12 @@ class KeptBranches:
         if tree is None:
             tree = self._trees[instance] = BranchTree(self._create_policy(), self._room, self._cost)
         return tuple(tree.keep(namespace, branches, question_tokens))
+
+    def take_back(self, instance: str, namespace: str, branches: Sequence[KeyedBranch]) -> None:
+        """Forget what an instance was to compute for a prompt and did not, unless others have asked for it since."""
+        tree = self._trees.get(instance)
+        if tree is not None:
+            tree.take_back(namespace, branches)
 
     def reconsider(self, keys: Sequence[bytes]) -> None:
         """Update branches that are needed less than before: a request that waited for them has left."""

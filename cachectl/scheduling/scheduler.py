@@ -139,6 +139,8 @@ class Scheduler:
             for key in self.tree.grants.complete(scheduled.grant, kept, lost, unwritten):
                 self._dispatcher.gained(key)
             state.leave_step(scheduled)
+            if not kept:
+                self.branches.take_back(scheduled.instance, scheduled.request.namespace, scheduled.request.branches)
         del self.book.requests[query_id]
         if scheduled.speculative:
             state.speculations.pop(query_id, None)

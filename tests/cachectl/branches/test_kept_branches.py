@@ -203,6 +203,30 @@ def test_a_waiting_request_that_is_given_up_is_not_waited_for(scheduler):
     assert scheduler.branches.found("one", FILM) == 7
 
 
+def test_what_was_not_computed_is_not_expected(scheduler):
+    run(scheduler, facts("kept", CITY))
+    scheduler.prefilled("kept", 1.0)
+    scheduler.complete("kept", 2.0, kept=True)
+    run(scheduler, facts("ended", (*CITY, *FILM)))
+    assert scheduler.branches.found("one", BOTH) == 12
+    scheduler.complete("ended", 3.0, kept=False)
+    assert scheduler.branches.found("one", BOTH) == scheduler.branches.found("one", CITY) == 5
+
+
+def test_what_another_prompt_computes_instead_is_expected():
+    kept = build(100)
+    kept.keep("one", "a", FILM, 10)
+    kept.keep("one", "a", FILM[:1], 10)
+    # The first prompt has ended. The second one computes the film, but no director.
+    kept.take_back("one", "a", FILM)
+    kept.check_integrity()
+    assert kept.found("one", FILM) == 4
+    kept.keep("one", "a", branches(("film", 4), ("actor", 2)), 10)
+    kept.take_back("one", "b", CITY)
+    kept.take_back("two", "a", FILM)
+    assert kept.found("one", branches(("film", 4), ("actor", 2))) == 6
+
+
 def test_a_request_goes_to_the_instance_that_keeps_its_branches():
     scheduler = build_scheduler("one", "two", branch_tokens=100)
     first = run(scheduler, facts("a", FILM))
