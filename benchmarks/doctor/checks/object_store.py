@@ -40,25 +40,23 @@ def _examined(settings: ObjectStoreSettings) -> Outcome:
         return Outcome.failed(str(error))
 
 
-def _probed(requests: ObjectRequests) -> Outcome:
-    """Write, read, list and delete an object. Raises what the requests raise."""
+def _probed(store: ObjectRequests) -> Outcome:
+    """Write, read, list and delete an object. Raises what its requests raise."""
     path, content = f"ragtree-doctor-{uuid4().hex}", os.urandom(_PROBE_BYTES)
     began = perf_counter()
-    requests.put(path, memoryview(content))
+    store.put(path, memoryview(content))
     try:
         written = perf_counter()
-        read = requests.get(path, 0, len(content)).data
+        read = store.get(path, 0, len(content)).data
         ended = perf_counter()
-        requests.head(path)
+        store.head(path)
         answered = perf_counter()
         # A folder without objects: a real one may have millions.
-        list(requests.list(f"{path}-none"))
+        list(store.list(f"{path}-none"))
     finally:
-        requests.delete(path)
+        store.delete(path)
     if read != content:
-        return Outcome.failed(f"{requests.name} returns other bytes than were written to it")
+        return Outcome.failed(f"{store.name} returns other bytes than were written to it")
     up, down = (len(content) / 1e6 / seconds for seconds in (written - began, ended - written))
     answers_ms = (answered - ended) * 1000
-    return Outcome.passed(
-        f"{requests.name}, writes {up:.0f} MB/s, reads {down:.0f} MB/s, answers in {answers_ms:.0f} ms"
-    )
+    return Outcome.passed(f"{store.name}, writes {up:.0f} MB/s, reads {down:.0f} MB/s, answers in {answers_ms:.0f} ms")
