@@ -79,13 +79,12 @@ class DependencyTrees(msgspec.Struct, frozen=True):
 class DepPrompt(msgspec.Struct, frozen=True):
     """A prompt's facts as dependency trees: the ``token_ids`` of their ``branches``, in pre-order.
 
-    They stand in the place of the prompt's segment of facts, which has every path in full. Its tokens ``before`` the
-    first path and ``behind`` the last stand around them.
+    They stand in the place of the prompt's segment of facts, which has every path in full. Its tokens ``behind`` the
+    last path stand behind them.
     """
 
     token_ids: tuple[int, ...]
     branches: tuple[Branch, ...]
-    before: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
 
 

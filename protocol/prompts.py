@@ -51,15 +51,9 @@ class Prompt(msgspec.Struct, frozen=True):
         if self.facts is None:
             return self
         *front, told, question = self.segments
-        before, trees, behind = (
-            Segment(told.kind, told.key, token_ids, branches)
-            for token_ids, branches in (
-                (self.facts.before, ()),
-                (self.facts.token_ids, self.facts.branches),
-                (self.facts.behind, ()),
-            )
-        )
-        return msgspec.structs.replace(self, segments=(*front, before, trees, behind, question), facts=None)
+        trees = Segment(told.kind, told.key, self.facts.token_ids, self.facts.branches)
+        behind = Segment(told.kind, told.key, self.facts.behind)
+        return msgspec.structs.replace(self, segments=(*front, trees, behind, question), facts=None)
 
     @property
     def trees(self) -> DependencyTrees | None:

@@ -30,22 +30,24 @@ def dependency_trees(paths: Sequence[Path], encode: Encode, heading: str = "", e
     """The trees of paths, roots in the order of their first paths; None without any.
 
     Entities and relations are tokenised each on its own, so that no token reaches over a branch's end. ``heading`` and
-    ``end`` stand around them; each tree begins a new line, so the heading ends none.
+    ``end`` stand around them; each tree begins a new line, so the heading ends none. The heading is a branch, too, so
+    that it is not computed again for each prompt.
     """
     top = _Node()
     for path in paths:
         node = top
         for text in parts_of(path):
             node = node.children.setdefault(text, _Node())
-    token_ids: list[int] = []
-    branches: list[Branch] = []
+    if not top.children:
+        return None
+    token_ids = list(encode(heading.removesuffix("\n")))
+    branches = [Branch(len(token_ids), -1)] if token_ids else []
+    shift = len(branches)
     for text, parent in _preorder(top):
         tokens = encode(text)
         token_ids += tokens
-        branches.append(Branch(len(tokens), parent))
-    if not branches:
-        return None
-    return DepPrompt(tuple(token_ids), tuple(branches), encode(heading.removesuffix("\n")), encode(f"\n{end}"))
+        branches.append(Branch(len(tokens), parent + shift if parent >= 0 else -1))
+    return DepPrompt(tuple(token_ids), tuple(branches), encode(f"\n{end}"))
 
 
 def parts_of(path: Path) -> Iterator[str]:

@@ -16,9 +16,9 @@ def path(*parts: str) -> Path:
     return Path(tuple(parts[::2]), relations, (Source("document", 0),) * len(relations), 0.5)
 
 
-def texts(paths: list[Path]) -> list[tuple[str, int]]:
+def texts(paths: list[Path], *around: str) -> list[tuple[str, int]]:
     """The texts of the branches, and their parents."""
-    trees = dependency_trees(paths, encode)
+    trees = dependency_trees(paths, encode, *around)
     found, at = [], 0
     for branch in trees.branches:
         found.append(("".join(map(chr, trees.token_ids[at : at + branch.tokens])), branch.parent))
@@ -60,6 +60,13 @@ def test_trees_are_in_preorder_for_the_engine():
 def test_equal_paths_are_one_and_no_paths_are_no_trees():
     assert len(texts([path("a", "-b->", "c")] * 3)) == 3
     assert dependency_trees([], encode) is None
+    assert dependency_trees([], encode, "Facts:\n", "\n") is None
+
+
+def test_the_heading_is_a_branch_that_nothing_is_below():
+    paths = [path("a", "-b->", "c"), path("d")]
+    assert texts(paths, "Facts:\n", "\n") == [("Facts:", -1), ("\na", -1), (" -b->", 1), (" c", 2), ("\nd", -1)]
+    assert dependency_trees(paths, encode, "Facts:\n", "\n").behind == encode("\n\n")
 
 
 def test_an_entity_and_a_relation_of_one_name_stay_apart():

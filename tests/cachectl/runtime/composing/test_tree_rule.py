@@ -13,7 +13,7 @@ from protocol.plans import AdmissionRequest, Fallback, Reuse
 from protocol.prompts import Segment, SegmentKind
 
 BRANCHES = (Branch(2, -1), Branch(3, 0))
-FACTS = DepPrompt((5, 6, 7, 8, 9), BRANCHES, (1,), (2,))
+FACTS = DepPrompt((5, 6, 7, 8, 9), BRANCHES, (2,))
 PASSED = Gate([GateReport("", "model", dependency_method(TreePositions.DEPTH), 0.0, True, "", (), 1.0, 0.0, 0.0, 0.0)])
 
 
@@ -65,7 +65,7 @@ async def test_plans_have_the_trees_behind_their_nodes_which_are_kept_as_ever():
         controller = build()
         plan = await controller.admit(with_facts(ask("a", "AB", system="s")))
         front = sum(node.tokens for node in plan.nodes)
-        assert plan.trees == DependencyTrees(front + 1, front // 3, BRANCHES)
+        assert plan.trees == DependencyTrees(front, front // 3, BRANCHES)
         assert plan.prompt.facts is None
         assert plan.tree_fallback is None
         assert all(node.kept is not None for node in plan.nodes)
@@ -78,7 +78,7 @@ async def test_plans_have_the_trees_behind_their_nodes_which_are_kept_as_ever():
 
 async def test_plans_tell_engines_which_branches_leave_for_theirs():
     composing = ComposingInfo(0.0, ("query",), branch_tokens=8)
-    others = DepPrompt((15, 16, 17, 18, 19), BRANCHES, (1,), (2,))
+    others = DepPrompt((15, 16, 17, 18, 19), BRANCHES, (2,))
     settings = {"graph_attention": GraphAttention.DEPENDENCY, "policy": "LRU"}
     with checked_controllers(Clock(), composing=composing, **settings) as build:
         controller = build()

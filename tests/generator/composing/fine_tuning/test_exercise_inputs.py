@@ -69,7 +69,7 @@ def segment(kind: SegmentKind, *token_ids: int) -> Segment:
 
 def laid_out(question: int, *told: int) -> LaidOut:
     """A prompt with facts, as the layout makes it."""
-    facts = DepPrompt(told, (Branch(1, -1), Branch(len(told) - 1, 0)), before=(90,), behind=(91,))
+    facts = DepPrompt((90, *told), (Branch(1, -1), Branch(1, -1), Branch(len(told) - 1, 1)), (91,))
     segments = (
         segment(SegmentKind.SYSTEM, 1, 2),
         segment(SegmentKind.QUESTION, 90, *told, *told, 91),
@@ -82,7 +82,7 @@ def test_questions_behind_the_same_facts_are_one_exercise():
     first, second = exercises([laid_out(5, 10, 11), laid_out(6, 12, 13), laid_out(4, 10, 11)], TreePositions.PREORDER)
     assert first.in_trees == (1, 2, 90, 10, 11, 91)
     assert first.in_full == (1, 2, 90, 10, 11, 10, 11, 91)
-    assert (first.trees.start, first.trees.front, first.trees.positions) == (3, 2, TreePositions.PREORDER)
+    assert (first.trees.start, first.trees.front, first.trees.positions) == (2, 2, TreePositions.PREORDER)
     assert [one.question for one in first.asked] == [(5,), (4,)]
     assert [one.question for one in second.asked] == [(6,)]
 
