@@ -13,6 +13,7 @@ from protocol.gate import DEPENDENCY
 from services.cli.bench.common.options import SeedOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
+from services.cli.signals import ended_by_signals
 from services.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -24,7 +25,14 @@ _TEXTS = 400
 _LEAST_TEXTS = 50
 """With fewer, prompts would be too much alike."""
 
-app = typer.Typer(help="Examine whether composed reuse keeps the configured model's answers.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def gate(context: typer.Context) -> None:
+    """Examine whether composed reuse keeps the configured model's answers."""
+    # An examination that is ended leaves no engine and no host memory behind.
+    context.with_resource(ended_by_signals())
 
 
 @app.command()
