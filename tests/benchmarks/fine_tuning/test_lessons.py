@@ -44,7 +44,8 @@ def test_exercises_are_prompts_as_they_are_served(tokenizer, kind, positions):
         trees = served.in_trees.trees
         assert (made.trees.start, made.trees.front, made.trees.branches) == (trees.start, trees.front, trees.branches)
         assert made.trees.positions is positions
-        assert trees.front < trees.start
+        heading = made.in_trees[trees.start : trees.start + trees.branches[0].tokens]
+        assert (trees.front, text(tokenizer, heading)) == (trees.start, "Facts:")
 
 
 def test_an_answer_without_an_opening_has_no_space_in_front(tokenizer):
