@@ -25,6 +25,7 @@ from benchmarks.compose.composed_plans import ComposedPlans
 from benchmarks.compose.rows import FULL, Answered, ComposeResult, ComposeRow, Way, row_of
 from benchmarks.compose.tasks import Task
 from benchmarks.measuring.engines import EngineMaker, Generation, generate
+from benchmarks.measuring.opened_prompt import opened
 from benchmarks.measuring.progress import Progress
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
@@ -172,9 +173,8 @@ class ComposeBenchmark:
         questions = []
         for asked in task.asked:
             prompt = self._layout.lay_out([ChatMessage("user", asked.question)], chunks, asked.max_tokens)
-            *front, neighbour, question = prompt.segments
-            opened = question.token_ids + self._tokenizer.encode(asked.opening)
-            questions.append(msgspec.structs.replace(question, token_ids=opened))
+            *front, neighbour, question = opened(prompt, self._tokenizer.encode(asked.opening)).segments
+            questions.append(question)
         return front, neighbour, questions
 
     async def _measure_speed(self, engine: VllmEngine, page_tokens: int, speed: SpeedProbe) -> None:

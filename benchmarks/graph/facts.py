@@ -47,7 +47,7 @@ class FactsPrompt:
         self.facts = facts
         self._in_trees = in_trees
         self._trees = trees
-        # In full: what has no other form.
+        # Without the trees that could stand in their place.
         self.in_full = Prompt(prompt.segments)
         self._path = KvPath((system,), page_tokens, namespace)
         self.context_tokens = len(told.token_ids)

@@ -33,20 +33,22 @@ def dependency_trees(paths: Sequence[Path], encode: Encode, heading: str = "", e
     ``end`` stand around them; each tree begins a new line, so the heading ends none. The heading is a branch, too, so
     that it is not computed again for each prompt.
     """
+    if not paths:
+        return None
     top = _Node()
+    if heading:
+        # No root is called like this: they begin with a new line.
+        top.children[heading.removesuffix("\n")] = _Node()
     for path in paths:
         node = top
         for text in parts_of(path):
             node = node.children.setdefault(text, _Node())
-    if not top.children:
-        return None
-    token_ids = list(encode(heading.removesuffix("\n")))
-    branches = [Branch(len(token_ids), -1)] if token_ids else []
-    shift = len(branches)
+    token_ids: list[int] = []
+    branches: list[Branch] = []
     for text, parent in _preorder(top):
         tokens = encode(text)
         token_ids += tokens
-        branches.append(Branch(len(tokens), parent + shift if parent >= 0 else -1))
+        branches.append(Branch(len(tokens), parent))
     return DepPrompt(tuple(token_ids), tuple(branches), encode(f"\n{end}"))
 
 
