@@ -165,7 +165,6 @@ def test_image_models_are_linked_into_the_cache_and_existing_ones_stay(container
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(400)
 def test_container_starts_answers_and_stops_cleanly(container):
     made = container(
         RAGTREE_GENERATOR__ENGINE="fake",

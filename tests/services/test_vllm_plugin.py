@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 from generator.models import ModelStore
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 
 CONFIG = {
     "kv_connector": "RagtreeConnector",

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from stacks import FAKE, come_to, until
+from stacks import FAKE, PATIENCE_S, come_to, until
 
 pytestmark = pytest.mark.ray
 
@@ -168,7 +168,7 @@ def redeploy(stack, **changed: str) -> None:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -71,7 +71,7 @@ def wait_for_prefill(stack, events, admitted_before):
     """Return when the engine prefills the query."""
     assert len(come_to(events, "retrieval.completed")["results"]) == LONG["top_k"]
     # The gateway counts an admission right before it calls the engine.
-    until(lambda: admitted(stack) == admitted_before + 1, timeout_s=10)
+    until(lambda: admitted(stack) == admitted_before + 1)
 
 
 def assert_prefilled_at_once(events, free_since):

@@ -8,7 +8,7 @@ from benchmarks.compose.rows import FULL, Way
 from benchmarks.compose.tasks import Asked, Task, share_found
 from generator.settings import GeneratorSettings, KvSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.vllm
 
 SHARE = 0.5
 WAYS = (Way(FULL, 0.0), Way("none", 0.0), Way("random", SHARE), Way("epic", SHARE), Way("query", 1.0))

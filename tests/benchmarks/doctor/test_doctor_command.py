@@ -19,7 +19,7 @@ from tiny_models import llama, make_tiny_model
 from benchmarks.doctor.standard_checks import standard_checks
 from cachectl.runtime.composing.gate import GateFolder
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 
 COMMAND = [sys.executable, "-m", "services.cli", "doctor", "--json"]
 START_S = 300.0

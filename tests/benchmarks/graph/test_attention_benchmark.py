@@ -13,7 +13,7 @@ from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
 from protocol.graph import Path, Source
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 
 ONE_RATE = Ladder(idle=1, first=0.5, least_rates=1, most_rates=1, least_prompts=2, most_prompts=2)
 SOURCE = Source("a document", 0)

@@ -35,7 +35,6 @@ def places() -> Iterator[Path]:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(600)
 def test_answers_stay_right_and_the_peer_serves_again(places):
     model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
     environment = {

@@ -27,7 +27,7 @@ from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from services.cli.bench.sharing.ray_machines import RayMachines
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 LOAD = Load(documents=4, document_tokens=64, clients=2, queries=4, turns=1, answer_tokens=2, hot_share=0.229)
 KNOWN_RAY = Path("/tmp/ray/ray_current_cluster")

@@ -14,7 +14,7 @@ from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.plans import Donor, Recompute
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=[GPU, HOST, DISK])

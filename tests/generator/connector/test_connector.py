@@ -27,7 +27,7 @@ from benchmarks.measuring.engines import generate
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders, Pages
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 class TestTiers:

@@ -32,7 +32,7 @@ from generator.tiers.node_format import NodeFormat
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 FRONT = len(SYSTEM.token_ids)
 QUESTION = random_segment("why?", 21, SegmentKind.QUESTION)

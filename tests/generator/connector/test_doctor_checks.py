@@ -32,7 +32,7 @@ from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPTS = 4
 NOISE_BYTES = 80 << 20

@@ -12,7 +12,7 @@ from protocol.kv import LostCopy, Orders, PeerCopy, PeerRead
 from protocol.plans import Donor, PrefillPlan
 from protocol.tiers import Tier
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 ELSEWHERE = "elsewhere"
 

@@ -7,7 +7,7 @@ from kv_plans import DISK, GPU, HOST, SYSTEM, THIRD, ask, forget_blocks, held, k
 
 from protocol.kv import LostCopy, Orders
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 # Longer than a step of the engine, so that the second request is planned before the first has computed it again.
 LONG, BEHIND = segment("long", 520), segment("behind", 150)

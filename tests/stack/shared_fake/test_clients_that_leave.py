@@ -27,7 +27,7 @@ def test_leaving_clients_leave_nothing_behind_and_others_are_answered(fake_stack
         while not rude.done():
             assert fake_stack.query(**ASKED).json()["output_text"] == whole
         rude.result()
-    until(lambda: under_way(fake_stack) == (0, 0), timeout_s=20)
+    until(lambda: under_way(fake_stack) == (0, 0))
     log = (fake_stack.folder / "run" / "stack.log").read_text()
     assert "Traceback" not in log
     assert '"defect"' not in log

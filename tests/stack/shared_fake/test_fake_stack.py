@@ -196,7 +196,7 @@ def test_stack_killed_and_restarted_loses_nothing(start_stack):
     for agent in agents:
         with suppress(psutil.NoSuchProcess):
             agent.kill()
-    until(lambda: processes_on(stack.folder) == [], timeout_s=10)
+    until(lambda: processes_on(stack.folder) == [])
 
 
 def assert_api_behind_serve(stack):
