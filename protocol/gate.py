@@ -11,14 +11,23 @@ documents in prompts.
 A report of an earlier one says nothing about this one.
 """
 
-
 DEPENDENCY = "dependency"
 """How methods of reports on dependency attention over facts begin. They compute nothing again."""
+
+TREES = 5
+"""The version of what decides on answers over facts in trees: how paths become branches, and the text around them in
+prompts. Reports on them had the version of the selectors once, up to 4.
+"""
 
 
 def dependency_method(positions: TreePositions) -> str:
     """The method of reports on dependency attention with these positions."""
     return f"{DEPENDENCY}-{positions.value}"
+
+
+def current_version(method: str) -> int:
+    """The version of what reports on a method examine now."""
+    return TREES if method.startswith(DEPENDENCY) else SELECTION
 
 
 class GateTask(msgspec.Struct, frozen=True):
@@ -42,7 +51,7 @@ class GateReport(msgspec.Struct, frozen=True):
     ``method`` is the selector of these tokens. ``why`` says in one sentence why it has not passed. ``top1_agreement``
     is how often the first tokens of an answer are those of a full prefill. ``bound`` is the deviation up to which the
     examined prompts speak for others (``PrefillResult.deviation``). ``examined_at`` is in seconds since the epoch.
-    ``selection`` is the ``SELECTION`` that was examined; files from before it have none.
+    ``selection`` is the ``current_version`` that was examined; files from before it have none.
     """
 
     fingerprint: str

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from benchmarks.compose.rows import ComposeRow
-from protocol.gate import SELECTION, GateReport, GateTask
+from protocol.gate import GateReport, GateTask, current_version
 
 _LEAST_FULL_SCORE = 0.2
 """A model that scores less after a full prefill cannot do a task, so the task tells nothing about composing."""
@@ -44,7 +44,7 @@ def verdict(rows: Sequence[ComposeRow], fingerprint: str, now: float) -> GateRep
         kl=fmean(row.kl for row in rows),
         bound=_BOUND_MARGIN * max(row.deviation for row in rows),
         examined_at=now,
-        selection=SELECTION,
+        selection=current_version(rows[0].method),
     )
 
 

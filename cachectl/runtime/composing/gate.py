@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from cachectl.atomic_file import write_atomically
-from protocol.gate import SELECTION, GateReport
+from protocol.gate import GateReport, current_version
 
 _log = structlog.get_logger(__name__)
 
@@ -49,9 +49,9 @@ class GateFolder:
         if any(report.fingerprint != fingerprint for report in reports):
             _log.warning("the gate's file is of another model, so nothing passes; run the gate again")
             return Gate()
-        current = [report for report in reports if report.selection == SELECTION]
+        current = [report for report in reports if report.selection == current_version(report.method)]
         if len(current) < len(reports):
-            _log.warning("what an earlier version of the selectors has passed is ignored; run the gate for it again")
+            _log.warning("what was examined with an earlier version is ignored; run the gate for it again")
         return Gate(current)
 
     def all(self) -> Iterator[GateReport]:

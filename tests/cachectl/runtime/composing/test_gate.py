@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from cachectl.runtime.composing.gate import Gate, GateFolder
-from protocol.gate import SELECTION, GateReport
+from protocol.dependency import TreePositions
+from protocol.gate import SELECTION, TREES, GateReport, current_version, dependency_method
 
 REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0, SELECTION)
 
@@ -60,6 +61,16 @@ def test_a_file_of_another_model_passes_nothing(folder, tmp_path):
     assert folder.read("f2").reports == ()
 
 
-def test_a_report_on_an_earlier_version_of_the_selectors_passes_nothing(folder):
-    folder.add(msgspec.structs.replace(REPORT, selection=SELECTION - 1))
+@pytest.mark.parametrize("method", ["query", dependency_method(TreePositions.DEPTH)])
+def test_a_report_on_an_earlier_version_passes_nothing(folder, method):
+    report = msgspec.structs.replace(REPORT, method=method, selection=current_version(method))
+    folder.add(report)
+    assert folder.read("f1").passes(method, 0.2)
+    folder.add(msgspec.structs.replace(report, selection=report.selection - 1))
     assert folder.read("f1").reports == ()
+
+
+def test_selectors_and_trees_have_versions_of_their_own():
+    assert current_version("query") == SELECTION
+    assert current_version(dependency_method(TreePositions.PREORDER)) == TREES
+    assert TREES > 4, "reports on earlier prompts had up to this version of the selectors"
