@@ -35,7 +35,7 @@ from gateway.readiness import Readiness
 from gateway.routes.dependencies import Gateway
 from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
-from gateway.stores.composed_answers import ComposedAnswers
+from gateway.stores.approximate_answers import ApproximateAnswers
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.stores.stores import Stores
 from gateway.stores.uploads import Uploads
@@ -62,7 +62,7 @@ class Composition:
             settings.readiness_timeout_s,
         )
         metrics, recent = GatewayMetrics(registry), RecentDocuments()
-        composed = ComposedAnswers(settings.shadow_share)
+        approximate = ApproximateAnswers(settings.shadow_share)
         pipeline = QueryPipeline(
             parts,
             metrics=metrics,
@@ -72,13 +72,13 @@ class Composition:
             speculation_start=SpeculationStart(),
             tracing=tracing,
             recent=recent,
-            composed=composed,
+            approximate=approximate,
         )
         runs = QueryRuns(pipeline, readiness.on_query_error)
         idle = IdleTime(runs, readiness)
         prefill = IdlePrefill(parts, self._tasks, settings)
         replay = Replay(parts, idle, prefill, settings)
-        self._shadow = Shadow(composed, idle, parts, metrics=metrics, tasks=self._tasks, settings=settings)
+        self._shadow = Shadow(approximate, idle, parts, metrics=metrics, tasks=self._tasks, settings=settings)
         past = PastQueries(replay, stores.query_log, settings)
         donors = Donors(parts, idle, prefill)
         self._ingested = IngestedPrefill(parts.retriever, donors, metrics, enabled=settings.prefill_ingested)

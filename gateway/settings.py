@@ -102,7 +102,8 @@ class GatewaySettings(BaseModel):
         0.02,
         ge=0,
         le=1,
-        description="Share of the composed answers that are computed again in full, in idle time, and compared.",
+        description="Share of the answers to composed prompts, and to those with facts in trees, that are computed "
+        "again after a full prefill, in idle time, and compared.",
     )
     prefill_ingested: bool = Field(
         False,

@@ -1,4 +1,4 @@
-"""Shadow comparison: a sample of composed answers against full prefills of the same prompts."""
+"""Shadow comparison: a sample of approximate answers against those of full prefills of the same prompts."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.lease import Lease
 from gateway.settings import GatewaySettings
-from gateway.stores.composed_answers import ComposedAnswer, ComposedAnswers
+from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
 from protocol.errors import RagtreeError
 from protocol.generation import Sampling
 from protocol.parts import Parts
@@ -31,7 +31,7 @@ class Shadow:
 
     def __init__(
         self,
-        answers: ComposedAnswers,
+        answers: ApproximateAnswers,
         idle: IdleTime,
         parts: Parts,
         *,
@@ -58,14 +58,14 @@ class Shadow:
             try:
                 same = await self._idle.spend(partial(self._compare, answer))
             except RagtreeError as error:
-                log.warning("composed_answer_not_compared", query_id=answer.plan.query_id, error=str(error))
-                self._metrics.compared("failed")
+                log.warning("approximate_answer_not_compared", query_id=answer.query_id, error=str(error))
+                self._metrics.compared(answer.approximation, "failed")
                 continue
             if not same:
-                log.warning("composed_answer_differs", query_id=answer.plan.query_id)
-            self._metrics.compared("same" if same else "different")
+                log.warning("approximate_answer_differs", query_id=answer.query_id, approximation=answer.approximation)
+            self._metrics.compared(answer.approximation, "same" if same else "different")
 
-    async def _compare(self, answer: ComposedAnswer) -> bool | None:
+    async def _compare(self, answer: ApproximateAnswer) -> bool | None:
         """Whether the answer begins like that of a full prefill; None if the controller is busy."""
         deadline = Deadline(self._settings.query_timeout_s, "The answer was not compared")
         stats = await deadline.wait(self._parts.controller.stats())
@@ -74,9 +74,7 @@ class Shadow:
         query_id = f"shadow_{uuid4().hex}"
         text = ""
         with Lease(query_id, self._parts.controller, self._tasks) as lease:
-            request = AdmissionRequest(
-                query_id, answer.plan.namespace, answer.plan.prompt, answer.searched_at, reuse=Reuse.EXACT
-            )
+            request = AdmissionRequest(query_id, answer.namespace, answer.prompt, answer.searched_at, reuse=Reuse.EXACT)
             plan = await deadline.wait(lease.admit(self._parts.controller.admit(request)))
             stream = self._parts.generator.stream(plan, Sampling(COMPARED_TOKENS))
             async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):

@@ -8,7 +8,7 @@ from gateway.query.activity import Activity
 from gateway.query.hits import found_in
 from gateway.query.transcript import Transcript
 from gateway.wire.errors import http_error
-from gateway.wire.reuse import FactsAttention, facts_attention, fallback_of
+from gateway.wire.reuse import Approximation, FactsAttention, facts_attention, fallback_of
 from gateway.wire.rewriting import RewriteFailure, Rewriting
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
@@ -147,12 +147,14 @@ class GatewayMetrics:
             self._facts.labels(attention)
         self._shadows = Counter(
             "ragtree_shadow_answers_total",
-            "Composed answers that were computed again after a full prefill, by outcome: same, different or failed.",
-            ["outcome"],
+            "Answers to prompts with composed KV, or with facts in trees (dependency), that were computed again after "
+            "a full prefill, by outcome: same, different or failed.",
+            ["approximation", "outcome"],
             registry=registry,
         )
-        for outcome in ("same", "different", "failed"):
-            self._shadows.labels(outcome)
+        for approximation in get_args(Approximation):
+            for outcome in ("same", "different", "failed"):
+                self._shadows.labels(approximation, outcome)
         self._ingested = Counter(
             "ragtree_ingest_prefills_total",
             "Chunks of ingested documents prefilled in idle time, after ingestion or by precomputations, by outcome: "
@@ -234,9 +236,9 @@ class GatewayMetrics:
             self._facts.labels(attention).inc()
         self.activity.prefilled(prefill.prompt_tokens, prefill.cached_tokens)
 
-    def compared(self, outcome: str) -> None:
-        """Record the comparison of a composed answer with that of a full prefill."""
-        self._shadows.labels(outcome).inc()
+    def compared(self, approximation: Approximation, outcome: str) -> None:
+        """Record the comparison of an approximate answer with that of a full prefill."""
+        self._shadows.labels(approximation, outcome).inc()
 
     def prefilled_ingested(self, outcome: str) -> None:
         """Record the prefill of an ingested document's chunk."""

@@ -15,11 +15,15 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
-from gateway.stores.composed_answers import ComposedAnswer, ComposedAnswers
+from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
 from gateway.stores.query_log import QueryLog
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.wire.events import Event
+from gateway.wire.reply import Reply
+from gateway.wire.reuse import approximation_of
 from protocol.parts import Parts
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet, SearchRequest
 
 
@@ -37,7 +41,7 @@ class QueryPipeline:
         speculation_start: SpeculationStart,
         tracing: Tracing | None = None,
         recent: RecentDocuments | None = None,
-        composed: ComposedAnswers | None = None,
+        approximate: ApproximateAnswers | None = None,
     ) -> None:
         self._parts = parts
         self._metrics = metrics
@@ -47,7 +51,7 @@ class QueryPipeline:
         self._speculation_start = speculation_start
         self._tracing = tracing or Tracing()
         self._recent = recent or RecentDocuments()
-        self._composed = composed or ComposedAnswers(0.0)
+        self._approximate = approximate or ApproximateAnswers(0.0)
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``. Raises what the parts raise, and DeadlineExceeded.
@@ -80,7 +84,7 @@ class QueryPipeline:
 
             # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()
-            prompt = context.lay_out(documents) if guess is None else guess.plan.prompt
+            prompt = context.lay_out(documents) if guess is None else guess.prompt
             transcript.laid_out(documents, prompt)
             if query.context_only:
                 yield transcript.retrieved()
@@ -113,10 +117,7 @@ class QueryPipeline:
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
-            # A prompt in trees has other text than one in full, so their answers are not compared.
-            if completed.response.reuse == "composed" and plan.trees is None:
-                answer = ComposedAnswer(plan, completed.response.output_text, transcript.arrived_at)
-                self._composed.note(answer, query.sampling)
+            self._note(transcript, plan, prompt, completed.response)
             yield completed
 
     def _context(self, transcript: Transcript) -> QueryContext:
@@ -129,6 +130,16 @@ class QueryPipeline:
             trace=self._tracing.query(transcript.query),
             deadline=Deadline(self._settings.query_timeout_s),
         )
+
+    def _note(self, transcript: Transcript, plan: PrefillPlan, prompt: Prompt, reply: Reply) -> None:
+        """Note an answer that is to be compared with that of a full prefill. ``prompt`` has its facts in full."""
+        approximation = approximation_of(plan, reply.reuse)
+        if approximation is not None:
+            query = transcript.query
+            answer = ApproximateAnswer(
+                query.query_id, plan.namespace, prompt, approximation, reply.output_text, transcript.arrived_at
+            )
+            self._approximate.note(answer, query.sampling)
 
     def _remember(self, query: Query, request: SearchRequest, documents: CandidateSet) -> None:
         self._recent.found(query.namespace, documents.docs)

@@ -10,12 +10,22 @@ ReuseClass: TypeAlias = Literal["exact", "composed", "none"]
 FactsAttention: TypeAlias = Literal["self", "dependency"]
 """How a prompt attended to its facts of a graph: to every path in full, or within trees."""
 
+Approximation: TypeAlias = Literal["composing", "dependency"]
+"""How KV differs from that of a full prefill: documents were computed behind other ones, or facts stand in trees."""
+
 
 def reuse_class(prefill: PrefillResult) -> ReuseClass:
     """``composed`` if any KV was computed behind other documents, ``exact`` if some of the prompt was cached."""
     if prefill.composed_tokens or prefill.recomputed_tokens:
         return "composed"
     return "exact" if prefill.cached_tokens else "none"
+
+
+def approximation_of(plan: PrefillPlan, reuse: ReuseClass) -> Approximation | None:
+    """How the prompt's KV differs from that of a full prefill: ``dependency`` if in both ways; None if it does not."""
+    if plan.trees is not None:
+        return "dependency"
+    return "composing" if reuse == "composed" else None
 
 
 def fallback_of(plan: PrefillPlan, prefill: PrefillResult) -> Fallback | None:

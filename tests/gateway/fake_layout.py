@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from protocol.dependency import Branch, DepPrompt
 from protocol.errors import QuestionTooLong
 from protocol.graph import UNBOUNDED, ContextBudget, Path
 from protocol.prompts import ChatMessage, Prompt, Segment, SegmentKind
@@ -9,7 +10,10 @@ from protocol.retrieval import Chunk
 
 
 class FakeLayout:
-    """One token per word. Drops documents from the tail until the prompt fits ``context`` tokens. Paths always fit."""
+    """One token per word. Drops documents from the tail until the prompt fits ``context`` tokens. Paths always fit.
+
+    In trees, all of them are one branch.
+    """
 
     def __init__(self, context: int = 1000) -> None:
         self.context = context
@@ -42,7 +46,8 @@ class FakeLayout:
     def _prompt(self, question: str, documents: Sequence[Chunk], dropped: int, paths: Sequence[Path]) -> Prompt:
         texts = [(SegmentKind.SYSTEM, "system", "be brief")]
         texts += [(SegmentKind.DOCUMENT, document.content_hash, document.text) for document in documents]
-        texts += [(SegmentKind.QUESTION, path.text, path.text) for path in paths]
-        texts += [(SegmentKind.QUESTION, question, question)]
+        told = " ".join(path.text for path in paths)
+        texts += [(SegmentKind.QUESTION, text, text) for text in (told, question) if text]
         segments = tuple(Segment(kind, key, tuple(range(len(text.split())))) for kind, key, text in texts)
-        return Prompt(segments, dropped, tuple(range(len(paths))))
+        facts = DepPrompt(segments[-2].token_ids, (Branch(len(told.split()), -1),)) if told else None
+        return Prompt(segments, dropped, tuple(range(len(paths))), facts)

@@ -54,6 +54,7 @@ from protocol.plans import (
     PlannedNode,
     PrefillPlan,
     Recompute,
+    Reuse,
     SpeculationDecision,
 )
 from protocol.retrieval import CandidateSet, Chunk, Lines, Reranking, SearchKind, SearchRequest
@@ -306,7 +307,8 @@ class FakeController:
     ``decide`` answers ``on_candidates``, given the running guess. ``speculate`` grants plans while there is ``room``.
 
     ``nodes`` are the paths of its tree, ``sources`` the tiers that its plans load from. ``warm`` grants no plan while
-    the controller is ``busy``, nor for the prompts in ``present``. Plans have ``recompute`` and ``fallback``.
+    the controller is ``busy``, nor for the prompts in ``present``. Plans have ``recompute`` and ``fallback``. With
+    ``trees``, facts are in trees, except for exact answers.
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -326,6 +328,7 @@ class FakeController:
         self.sources: tuple[Tier | None, ...] = ()
         self.recompute: Recompute | None = None
         self.fallback: Fallback | None = None
+        self.trees = False
         self.nodes: set[CachePath] = set()
         self.pins = Counter[CachePath]()
         self.most_pins = 100
@@ -362,16 +365,18 @@ class FakeController:
 
     def _plan(self, request: AdmissionRequest) -> PrefillPlan:
         nodes = tuple(PlannedNode("00", 1, source, None) for source in self.sources)
+        prompt = request.prompt.in_trees if self.trees and request.reuse is not Reuse.EXACT else request.prompt
         return PrefillPlan(
             request.query_id,
             "engine-0",
             request.namespace,
-            request.prompt,
+            msgspec.structs.replace(prompt, facts=None),
             queued_ms=4.0,
             nodes=nodes,
             overtaken=2,
             recompute=self.recompute,
             fallback=self.fallback,
+            trees=prompt.trees,
         )
 
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
@@ -478,6 +483,7 @@ class FakeGenerator:
                 composed_tokens=self.composed,
                 recomputed_tokens=self.recomputed,
                 deviation=self.deviation,
+                in_trees=plan.trees is not None,
                 loaded=loaded,
                 lost=self.lost,
             )

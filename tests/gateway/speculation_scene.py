@@ -19,6 +19,7 @@ from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
+from gateway.stores.approximate_answers import ApproximateAnswers
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire import events
 from protocol.errors import UnknownPlan
@@ -123,6 +124,8 @@ class WatchedController(Controller):
         self.confirming.set()
         self.at_lease, self.at_confirmation = asyncio.Event(), asyncio.Event()
         self.fails: dict[str, Exception] = {}
+        # Whether the plans of guesses have their facts in trees.
+        self.trees = False
 
     def prefill_seconds(self, cached: int, new: int) -> float:
         return float(new)
@@ -147,6 +150,9 @@ class WatchedController(Controller):
         self.at_lease.set()
         await self.leasing.wait()
         plan = await super().speculate(query_id, documents, request)
+        if plan is not None and self.trees:
+            prompt = request.prompt.in_trees
+            plan = replace(plan, prompt=prompt, trees=prompt.trees)
         if plan is not None:
             self.plans[plan.query_id] = plan
         return plan
@@ -220,6 +226,7 @@ class Scene:
         # The release time of the fake engine is arbitrary, so it must not be learnt.
         self.start = SpeculationStart()
         self.ended_ms: list[float] = []
+        self.approximate = ApproximateAnswers(1.0)
         self.start.record_ending = self.ended_ms.append
         self.before = asyncio.all_tasks()
 
@@ -264,6 +271,7 @@ class Scene:
             query_log=QueryLogFile(None, 0),
             settings=GatewaySettings(**limits),
             speculation_start=self.start,
+            approximate=self.approximate,
         )
         self.searches[query_id] = Search()
         query = Query(

@@ -1,17 +1,18 @@
-"""Shadow comparison: composed answers are computed again in full, in idle time, and those that differ are counted."""
+"""Shadow comparison: approximate answers are computed again in full, in idle time. Those that differ are counted."""
 
 import asyncio
 
 import pytest
 from gateway_fakes import Stack, eventually
-from gateway_requests import by_label
+from gateway_requests import values
 
 from gateway.background import idle_time
 from gateway.background.shadow import COMPARED_TOKENS
-from gateway.stores.composed_answers import ComposedAnswer, ComposedAnswers
+from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
 from protocol.errors import EngineNotReady
 from protocol.generation import Sampling
-from protocol.plans import PlanOutcome, PrefillPlan, Recompute, Reuse
+from protocol.graph import Path, Source, Subgraph
+from protocol.plans import PlanOutcome, Recompute, Reuse
 from protocol.prompts import Prompt
 
 ASKED = {"query": "What is the capital?", "top_k": 3}
@@ -32,12 +33,12 @@ async def composing(in_process, stack: Stack):
         yield served
 
 
-async def counted(served, outcome: str) -> None:
-    """Wait until one comparison has this outcome, and none has another."""
+async def counted(served, outcome: str, approximation: str = "composing", times: int = 1) -> None:
+    """Wait until so many comparisons have this outcome, and check that none has another."""
     async with asyncio.timeout(10):
-        while not sum((found := await by_label(served, "ragtree_shadow_answers_total")).values()):
+        while (found := await values(served, "ragtree_shadow_answers_total"))[approximation, outcome] < times:
             await asyncio.sleep(0.002)
-    assert found == {"same": 0, "different": 0, "failed": 0} | {outcome: 1}
+    assert {labels: count for labels, count in found.items() if count} == {(approximation, outcome): times}
 
 
 async def test_an_answer_is_computed_again_in_full_and_compared(composing):
@@ -49,6 +50,18 @@ async def test_an_answer_is_computed_again_in_full_and_compared(composing):
     assert stack.generator.samplings[-1] == Sampling(COMPARED_TOKENS)
     await eventually(lambda: stack.at_rest and len(stack.controller.reports) == 2)
     assert {report.outcome for report in stack.controller.reports} == {PlanOutcome.COMPLETED}
+
+
+async def test_an_answer_from_facts_in_trees_is_compared_with_one_from_facts_in_full(in_process, stack: Stack):
+    stack.controller.trees = True
+    stack.retriever.graph = Subgraph(paths=(Path(("Alice", "Titanic"), ("-like->",), (Source("d1", 0),), 0.5),))
+    async with in_process(shadow_share=1.0) as served:
+        reply = (await served.client.post("/query", json=ASKED | {"mode": "mix"})).json()
+        assert (reply["facts_attention"], reply["reuse"]) == ("dependency", "exact")
+        await counted(served, "same", "dependency")
+    asked, again = stack.controller.admitted
+    assert (again.prompt, again.reuse) == (asked.prompt, Reuse.EXACT)
+    assert again.prompt.trees is None
 
 
 async def test_an_answer_that_differs_is_counted(composing):
@@ -82,19 +95,19 @@ async def test_a_comparison_that_fails_is_counted_and_the_next_one_goes_on(compo
     del phases.failing["queue"]
     await composing.client.post("/query", json=ASKED)
     async with asyncio.timeout(10):
-        while not (await by_label(composing, "ragtree_shadow_answers_total"))["same"]:
+        while not (await values(composing, "ragtree_shadow_answers_total"))["composing", "same"]:
             await asyncio.sleep(0.002)
 
 
-def noted(answers: ComposedAnswers, *texts: str, temperature: float = 0.0) -> None:
+def noted(answers: ApproximateAnswers, *texts: str, temperature: float = 0.0) -> None:
     for text in texts:
-        answer = ComposedAnswer(PrefillPlan("q", "engine-0", "n", Prompt(())), text, 1.0)
+        answer = ApproximateAnswer("q", "n", Prompt(()), "composing", text, 1.0)
         answers.note(answer, Sampling(8, temperature=temperature))
 
 
 async def test_a_share_of_the_greedy_answers_is_kept_the_latest_few_of_them():
     draws = iter([0.3, 0.05, 0.0, 0.2])
-    answers = ComposedAnswers(0.1, lambda: next(draws))
+    answers = ApproximateAnswers(0.1, lambda: next(draws))
     noted(answers, "a", "b", "c", "d")
     noted(answers, "e", temperature=0.7)
     assert [(await answers.next()).text for _ in range(2)] == ["b", "c"]
@@ -102,6 +115,6 @@ async def test_a_share_of_the_greedy_answers_is_kept_the_latest_few_of_them():
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()
-    many = ComposedAnswers(1.0)
+    many = ApproximateAnswers(1.0)
     noted(many, *map(str, range(40)))
     assert [(await many.next()).text for _ in range(16)] == [str(number) for number in range(24, 40)]

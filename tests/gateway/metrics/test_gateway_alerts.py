@@ -72,9 +72,9 @@ def wasted(rate: float) -> Series:
     return series("ragtree_speculation_wasted_tokens_total", f"0+{rate}{HOUR}")
 
 
-def compared(**by_outcome: float) -> list[Series]:
+def compared(approximation: str = "composing", **by_outcome: float) -> list[Series]:
     return [
-        series("ragtree_shadow_answers_total", f"0+{rate}{HOUR}", outcome=outcome)
+        series("ragtree_shadow_answers_total", f"0+{rate}{HOUR}", approximation=approximation, outcome=outcome)
         for outcome, rate in by_outcome.items()
     ]
 
@@ -136,7 +136,11 @@ FIRES: dict[str, list[list[Series]]] = {
         [*tokens(computed=90, gpu=10, composed=0), *queries(completed=10)],
         [*tokens(computed=90, composed=0), *queries(completed=10)],
     ],
-    "RagtreeComposedAnswersDiffer": [compared(same=1, different=2, failed=0)],
+    "RagtreeApproximateAnswersDiffer": [
+        compared(same=1, different=2, failed=0),
+        # Those of one approximation alone.
+        [*compared(same=9, different=0, failed=0), *compared("dependency", same=1, different=2, failed=0)],
+    ],
     "RagtreeSpeculationWasteful": [[wasted(30), *tokens(computed=100, gpu=900)]],
     "RagtreePeersFail": [[series("ragtree_cache_peer_failures_total", f"0+1{HOUR}")]],
     "RagtreeInstanceRefused": [[series("ragtree_instances", f"1{HOUR}", state="refused")]],
@@ -192,7 +196,7 @@ SILENT: dict[str, list[list[Series]]] = {
         [*tokens(computed=50, gpu=30, host=20, composed=0), *queries(completed=10)],
         [*tokens(computed=100, composed=0), *queries(completed=0.01)],
     ],
-    "RagtreeComposedAnswersDiffer": [
+    "RagtreeApproximateAnswersDiffer": [
         compared(same=2, different=1, failed=0),
         compared(same=0, different=0.1, failed=1),
         compared(same=0, different=0, failed=0),

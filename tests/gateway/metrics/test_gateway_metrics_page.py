@@ -25,6 +25,7 @@ async def test_no_label_value_comes_from_a_caller():
     labels = {label for metric in (await gateways_metrics()).values() for label in metric.labels}
     assert labels == {
         "outcome",
+        "approximation",
         "attention",
         "code",
         "stage",

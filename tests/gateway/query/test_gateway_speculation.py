@@ -136,6 +136,19 @@ async def test_a_guess_is_confirmed_with_the_same_facts_only(scene: Scene, final
     assert told.entities == ("Alice", final)
 
 
+async def test_the_answer_of_a_guess_in_trees_is_compared_with_one_from_facts_in_full(scene: Scene):
+    scene.controller.trees = True
+    query = scene.asks("q")
+    await scene.finds("q", "ab", graph=graph_of("Titanic"))
+    guess = await scene.opened("q~1")
+    guess.says(3, finish=True)
+    await scene.finds("q", "ab", final=True, graph=graph_of("Titanic"))
+    text = await query.answer()
+    noted = await asyncio.wait_for(scene.approximate.next(), 10)
+    assert (noted.query_id, noted.approximation, noted.text) == ("q", "dependency", text)
+    assert (noted.prompt.trees, noted.prompt.in_trees) == (None, guess.plan.prompt)
+
+
 async def test_guess_waits_for_a_stage_worth_it(scene: Scene):
     """Searches of this kind are final after five of nine stages, and the engine releases guesses slowly."""
     kind = ("default", "default", None, None, GraphMode.NAIVE, 3, True, True)

@@ -1,4 +1,4 @@
-"""Composed answers that wait to be compared with those of full prefills."""
+"""Answers to prompts with approximate KV, which wait to be compared with those of full prefills."""
 
 import asyncio
 import random
@@ -6,22 +6,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gateway.wire.reuse import Approximation
 from protocol.generation import Sampling
-from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
 
 _KEPT = 16
 
 
-class ComposedAnswer(NamedTuple):
-    """A greedy answer to a composed prompt, whose documents were searched for at ``searched_at`` (epoch seconds)."""
+class ApproximateAnswer(NamedTuple):
+    """A greedy answer to a prompt whose KV was an ``approximation`` of that of a full prefill.
 
-    plan: PrefillPlan
+    ``prompt`` has its facts in full. Its documents were searched for at ``searched_at`` (epoch seconds).
+    """
+
+    query_id: str
+    namespace: str
+    prompt: Prompt
+    approximation: Approximation
     text: str
     searched_at: float
 
 
-class ComposedAnswers:
-    """A random ``share`` of the composed answers that can be compared, until they are; the latest few of them.
+class ApproximateAnswers:
+    """A random ``share`` of the approximate answers that can be compared, until they are; the latest few of them.
 
     ``draw`` returns a number from 0 to 1.
     """
@@ -29,16 +36,16 @@ class ComposedAnswers:
     def __init__(self, share: float, draw: Callable[[], float] = random.random) -> None:
         self._share = share
         self._draw = draw
-        self._answers: deque[ComposedAnswer] = deque(maxlen=_KEPT)
+        self._answers: deque[ApproximateAnswer] = deque(maxlen=_KEPT)
         self._any = asyncio.Event()
 
-    def note(self, answer: ComposedAnswer, sampling: Sampling) -> None:
+    def note(self, answer: ApproximateAnswer, sampling: Sampling) -> None:
         """Keep an answer if it is drawn. Only greedy ones are comparable."""
         if sampling.greedy and self._draw() < self._share:
             self._answers.append(answer)
             self._any.set()
 
-    async def next(self) -> ComposedAnswer:
+    async def next(self) -> ApproximateAnswer:
         """Wait for an answer, and take the oldest one."""
         await self._any.wait()
         answer = self._answers.popleft()
