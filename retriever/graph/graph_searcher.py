@@ -32,6 +32,9 @@ _NEAR_NAME = 0.6
 _GRAPH_WEIGHT = 0.4
 """How much the graph's best chunk counts in mode mix. The best one of the search without a graph counts 1."""
 
+_HALF_AT = 10
+"""The place, from 0, at which a chunk of the search without a graph counts half as much there as its best one."""
+
 _CHECKED_AT_ONCE = 256
 """Ranked chunks that are looked up in the store at once. Few of them are gone, so the first ones mostly suffice."""
 
@@ -113,7 +116,7 @@ class GraphSearcher:
             if collection is None:
                 return replace(found, docs=(), scores=(), dense_scores=(), sparse_scores=(), mode=request.mode)
             activation = self._activation(transaction, collection, request, near, graph)
-            base = _scores(found) if request.mode is GraphMode.MIX else {}
+            base = _by_place(found) if request.mode is GraphMode.MIX else {}
             ranking = graph.rank(activation, base)
             if request.mode is GraphMode.MIX:
                 ranking = _mixed(base, ranking)
@@ -180,18 +183,18 @@ def _first(found: CandidateSet, count: int) -> CandidateSet:
     )
 
 
-def _scores(found: CandidateSet) -> dict[int, float]:
-    """The scores of a search without a graph by chunk id; 1 is the best one's, unless none is positive."""
-    best = max(found.scores, default=0.0)
-    best = best if best > 0 else 1.0
-    return {int(chunk.chunk_id): score / best for chunk, score in zip(found.docs, found.scores, strict=True)}
+def _by_place(found: CandidateSet) -> dict[int, float]:
+    """The chunks of a search without a graph by id: 1 for the best one, and less at each place.
+
+    Places and not scores, because those of a fusion or of near vectors hardly differ, so the graph alone would decide.
+    """
+    return {int(chunk.chunk_id): _HALF_AT / (_HALF_AT + place) for place, chunk in enumerate(found.docs)}
 
 
 def _mixed(base: Mapping[int, float], ranking: Mapping[int, float]) -> dict[int, float]:
-    """The weighted sum of both. A chunk that the search without a graph has not found scores there like its last."""
-    lowest = min(base.values(), default=0.0)
+    """The weighted sum of both. A chunk that one of them has not found counts 0 there."""
     mixed = {
-        id_: base.get(id_, lowest) + _GRAPH_WEIGHT * ranking.get(id_, 0.0) for id_ in dict.fromkeys([*base, *ranking])
+        id_: base.get(id_, 0.0) + _GRAPH_WEIGHT * ranking.get(id_, 0.0) for id_ in dict.fromkeys([*base, *ranking])
     }
     return dict(sorted(mixed.items(), key=lambda item: -item[1]))
 
