@@ -14,6 +14,7 @@ from retriever.graph.empty_graph import no_graph_yet
 from retriever.graph.extractors.base import QuestionReader
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
+from retriever.graph.mixing import by_place, mixed
 from retriever.graph.names import name_key
 from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
@@ -28,12 +29,6 @@ _DEPTH = 50
 
 _NEAR_NAME = 0.6
 """The least cosine of a name in the question and an entity that is spelled otherwise."""
-
-_GRAPH_WEIGHT = 0.4
-"""How much the graph's best chunk counts in mode mix. The best one of the search without a graph counts 1."""
-
-_HALF_AT = 10
-"""The place, from 0, at which a chunk of the search without a graph counts half as much there as its best one."""
 
 _CHECKED_AT_ONCE = 256
 """Ranked chunks that are looked up in the store at once. Few of them are gone, so the first ones mostly suffice."""
@@ -116,10 +111,11 @@ class GraphSearcher:
             if collection is None:
                 return replace(found, docs=(), scores=(), dense_scores=(), sparse_scores=(), mode=request.mode)
             activation = self._activation(transaction, collection, request, near, graph)
-            base = _by_place(found) if request.mode is GraphMode.MIX else {}
+            mixing = request.mode is GraphMode.MIX
+            base = by_place([int(chunk.chunk_id) for chunk in found.docs]) if mixing else {}
             ranking = graph.rank(activation, base)
-            if request.mode is GraphMode.MIX:
-                ranking = _mixed(base, ranking)
+            if mixing:
+                ranking = mixed(base, ranking)
             matching = self._matching(transaction, collection, request)
             ids = list(islice(self._allowed(transaction, collection, matching, ranking), request.shown))
             chunks = self._chunks.resolve(transaction, collection, ids)
@@ -181,22 +177,6 @@ def _first(found: CandidateSet, count: int) -> CandidateSet:
         dense_scores=found.dense_scores[:count],
         sparse_scores=found.sparse_scores[:count],
     )
-
-
-def _by_place(found: CandidateSet) -> dict[int, float]:
-    """The chunks of a search without a graph by id: 1 for the best one, and less at each place.
-
-    Places and not scores, because those of a fusion or of near vectors hardly differ, so the graph alone would decide.
-    """
-    return {int(chunk.chunk_id): _HALF_AT / (_HALF_AT + place) for place, chunk in enumerate(found.docs)}
-
-
-def _mixed(base: Mapping[int, float], ranking: Mapping[int, float]) -> dict[int, float]:
-    """The weighted sum of both. A chunk that one of them has not found counts 0 there."""
-    mixed = {
-        id_: base.get(id_, 0.0) + _GRAPH_WEIGHT * ranking.get(id_, 0.0) for id_ in dict.fromkeys([*base, *ranking])
-    }
-    return dict(sorted(mixed.items(), key=lambda item: -item[1]))
 
 
 def _picked(scores: Sequence[float | None], places: Mapping[str, int], ids: Sequence[int]) -> tuple[float | None, ...]:
