@@ -90,7 +90,7 @@ async def test_tokens_used_at_one_gateway_count_at_the_other(redis_server, stack
 async def test_requests_survive_a_restart_of_redis(redis_server, stack: Stack, lost: str):
     away = {"killed": redis_server.kill, "hanging": redis_server.hang, "full": redis_server.fill}
     back = {"killed": redis_server.start, "hanging": redis_server.go_on, "full": redis_server.empty}
-    timeout_s = 1.0
+    timeout_s = 3.0
     async with gateway(redis_server, stack, timeout_s, limits=LIMITED) as served:
         assert (await served.ask()).status_code == 200
         assert await served.degraded() == []

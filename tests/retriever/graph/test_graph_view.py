@@ -135,9 +135,10 @@ def test_hubs_of_100_000_relations_are_cut_within_a_second(store):
     into = [(f"source {number}", "has", "hub") for number in range(count // 2)]
     add_facts(store, [*out, *into, ("friend", "has", "hub"), ("friend", "has", "other")])
     for asked, limits in [(("hub",), {}), (("friend",), {"max_depth": 5}), ((), {}), (("hub", "friend"), {})]:
-        began = time.perf_counter()
+        # Of processor time, which does not count how long other tests hold the disk and the cores.
+        began = time.thread_time()
         found = view(store, *asked, **limits)
-        assert time.perf_counter() - began < 1.0
+        assert time.thread_time() - began < 1.0
         assert found.truncated
         assert len(found.entities) == 50
         assert 0 < len(found.relations) <= 100

@@ -94,15 +94,15 @@ async def test_endpoint_that_answers_nonsense_leaves_the_results_as_they_were(tm
 
 async def test_slow_endpoint_is_waited_for_once(tmp_path):
     with serving() as server:
-        async with reranked(tmp_path, server, timeout_s=0.1, pause_s=600) as retriever:
+        async with reranked(tmp_path, server, timeout_s=1.0, pause_s=600) as retriever:
             server.released.clear()
             *_, provisional, last = await sets_of(retriever)
             assert ids(last) == ids(provisional)
             assert last.reranking.reason is RerankFailure.TIMEOUT
-            assert last.reranking.elapsed_ms >= 100
+            assert last.reranking.elapsed_ms >= 1000
             *_, last = await sets_of(retriever)
             assert last.reranking.reason is RerankFailure.PAUSED
-            assert last.reranking.elapsed_ms < 100
+            assert last.reranking.elapsed_ms < 1000
     assert len(server.requests) == 1
 
 

@@ -127,7 +127,7 @@ def test_any_text_is_read(text: str):
 
 def test_ten_thousand_triplets_take_no_time():
     many = triplets(*((f"Person {number}", "knows", f"Person {number + 1}") for number in range(10_000)))
-    began = time.perf_counter()
+    began = time.thread_time()
     assert len(read_answer(many).triplets) == 10_000
     assert len(read_answer(many[:-1000]).triplets) > 9_900
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began < 2
