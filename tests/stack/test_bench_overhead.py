@@ -40,6 +40,7 @@ def test_overhead_fits_the_speed_of_the_fake_engine(tmp_path):
             prefills = (int(streams) + 1) / 2
             assert 0.9 * prefills * prefill_ms < row[f"{side}_p50_ms"] < prefills * prefill_ms + 1000
             assert row[f"{side}_p50_ms"] <= row[f"{side}_p99_ms"]
+        assert row["stack_p50_ms"] < row["engine_p50_ms"] + 1000
         assert row["p50_overhead_ms"] <= row["p99_overhead_ms"]
         # The fake engine pauses at least 5 ms between two tokens.
         assert 5 < row["engine_per_token_ms"] < 50
