@@ -113,11 +113,11 @@ class KnowledgeGraph:
     def rank(self, activation: Activation, chunk_scores: Mapping[int, float]) -> dict[int, float]:
         """Return the chunks that a walk visits, by id, best first; 1 is the score of the best.
 
-        The walk restarts at activated entities, and at chunks by ``chunk_scores``, cosines or their like, by id.
+        The walk restarts at activated entities, and at chunks by ``chunk_scores``, from 0 to 1, by id.
         """
         bonus = np.log1p(self._often @ (activation.entities * self._rarity))
         for row in _rows_of(self.chunks, chunk_scores):
-            bonus[row] += max(chunk_scores[int(self.chunks[row])], 0.0)
+            bonus[row] += chunk_scores[int(self.chunks[row])]
         restart = np.concatenate([_CHUNK_RESTART * bonus, activation.entities]).astype(np.float32)
         visits = personalised_pagerank(self._moves, restart, _RESTART)[: len(self.chunks)]
         best = float(visits.max(initial=0.0))
