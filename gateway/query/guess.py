@@ -24,9 +24,9 @@ class Guess:
     """A running generation on provisional documents. Its steps stay in a buffer until they are wanted.
 
     ``prompt`` is what was asked for; that of its ``plan`` may have its facts in trees. ``documents`` are the content
-    keys it rests on. Times are milliseconds since the query's arrival: ``began_ms``, its
-    first step at ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess is ``over`` if it
-    failed, or if the controller ended it for a request.
+    keys it rests on. Times are milliseconds since the query's arrival: ``began_ms``, its first step at
+    ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess is ``over`` if it failed, or if
+    the controller ended it for a request.
     """
 
     def __init__(

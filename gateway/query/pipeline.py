@@ -117,7 +117,7 @@ class QueryPipeline:
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
-            self._note(transcript, plan, prompt, completed.response)
+            self._note_approximate(transcript, plan, prompt, completed.response)
             yield completed
 
     def _context(self, transcript: Transcript) -> QueryContext:
@@ -131,8 +131,8 @@ class QueryPipeline:
             deadline=Deadline(self._settings.query_timeout_s),
         )
 
-    def _note(self, transcript: Transcript, plan: PrefillPlan, prompt: Prompt, reply: Reply) -> None:
-        """Note an answer that is to be compared with that of a full prefill. ``prompt`` has its facts in full."""
+    def _note_approximate(self, transcript: Transcript, plan: PrefillPlan, prompt: Prompt, reply: Reply) -> None:
+        """Note an answer to approximate KV, for a comparison. ``prompt`` has its facts in full."""
         approximation = approximation_of(plan, reply.reuse)
         if approximation is not None:
             query = transcript.query
