@@ -11,9 +11,9 @@ QUESTION = {"query": "What is the capital of country 3?", "collection": "numbere
 
 
 def reranking_by(server: RerankServer) -> dict[str, str]:
-    """The environment of a stack whose results this server reranks."""
+    """The environment of a stack whose results this server reranks. Its searches have two stages, however slow."""
     reranker = {"kind": "endpoint", "url": server.url, "shape": "cohere", "timeout_s": 30, "pause_s": 0}
-    return {"RAGTREE_RETRIEVER__RERANKER": json.dumps(reranker)}
+    return {"RAGTREE_RETRIEVER__RERANKER": json.dumps(reranker), "RAGTREE_RETRIEVER__INDEX__STAGES": "1"}
 
 
 def ingest_numbered(stack: StackUnderTest) -> None:
@@ -39,7 +39,7 @@ class RerankedAnswers:
         assert len(server.requests) == before
 
     def test_provisional_documents_are_there_while_the_reranker_works(self, reranked, server):
-        # The second stage is the last one of the search itself. The gateway counts it when it has it.
+        # The second stage (vectors, after words) is the last one of the search. The gateway counts it when it has it.
         second = 'ragtree_retrieval_stage_seconds_count{stage="2"}'
         reranked.query(**QUESTION)
         seen, asked = reranked.metric(second), len(server.requests)
