@@ -55,12 +55,12 @@ class Server:
         )
 
     def __enter__(self) -> "Server":
-        give_up = time.monotonic() + 200
+        give_up = time.monotonic() + 300
         while True:
             assert self.process.poll() is None, Path(self.log.name).read_text()[-3000:]
             assert time.monotonic() < give_up, Path(self.log.name).read_text()[-3000:]
             try:
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+                if httpx.get(f"{self.url}/health", timeout=20).status_code == 200:
                     return self
             except httpx.TransportError:
                 time.sleep(0.2)

@@ -81,7 +81,7 @@ class StackUnderTest:
         assert self.running is not None
         process = psutil.Process(self.running.pid)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
     @property
     def url(self) -> str:

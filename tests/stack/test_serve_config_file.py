@@ -7,7 +7,7 @@ import sys
 
 import httpx
 import pytest
-from stacks import FAKE, FREEDONIA, command, ended_job, until
+from stacks import FAKE, FREEDONIA, PATIENCE_S, command, ended_job, until
 
 pytestmark = pytest.mark.ray
 
@@ -32,7 +32,7 @@ def test_serve_runs_the_stack_from_its_config_file(tmp_path):
         [sys.executable, "-c", script, "run", str(file)], env={**os.environ, **environment}, stdout=log, stderr=log
     ) as serve:
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
                 until(lambda: answers(client) or serve.poll() is not None)
                 assert serve.poll() is None, (tmp_path / "log").read_text()
                 path = "/v1/collections/countries/documents/freedonia"
@@ -44,7 +44,7 @@ def test_serve_runs_the_stack_from_its_config_file(tmp_path):
             assert frames[-2] == "event: query.completed"
         finally:
             serve.terminate()
-            serve.wait(60)
+            serve.wait(PATIENCE_S)
 
 
 def answer_lines(client: httpx.Client) -> list[str]:

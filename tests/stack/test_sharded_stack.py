@@ -13,7 +13,7 @@ import httpx
 import pytest
 from rerank_server import serving
 from reranked_answers import RerankedAnswers, ingest_numbered, reranking_by
-from stacks import FAKE, until
+from stacks import FAKE, PATIENCE_S, until
 
 pytestmark = pytest.mark.ray
 
@@ -82,7 +82,7 @@ def strict_gateway(sharded, tmp_path):
             yield client
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
 
 def is_ready(client) -> bool:
@@ -101,7 +101,7 @@ def has_all_shards(stack):
 def kill_a_shard(stack) -> None:
     (replica,) = stack.processes("ServeReplica:retriever-1")
     replica.kill()
-    replica.wait(10)
+    replica.wait(PATIENCE_S)
 
 
 class TestReranked(RerankedAnswers):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stacks import HASHING, StackUnderTest, come_to, command, until
+from stacks import HASHING, PATIENCE_S, StackUnderTest, come_to, command, until
 
 from services.stack.run_state import RunState
 
@@ -78,7 +78,7 @@ class SecondMachine:
         """Have it leave, and check that nothing of it stays."""
         family = self._process.children(recursive=True)
         self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(90) == 0, self._log.read_text()
+        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
         assert [process for process in family if process.is_running()] == []
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import httpx
 import psutil
 import pytest
-from stacks import FAKE, FREEDONIA, come_to, comparable, processes_on, until
+from stacks import FAKE, FREEDONIA, PATIENCE_S, come_to, comparable, processes_on, until
 
 from protocol.errors import Conflict
 from services.cli.ingest import BATCH_DOCUMENTS
@@ -176,7 +176,7 @@ def test_stack_killed_and_restarted_loses_nothing(start_stack):
     # Ray's agents outlive the rest of Ray by a minute. They must not disturb the next start.
     agents = [*stack.processes("ray::DashboardAgent"), *stack.processes("ray::RuntimeEnvAgent")]
     os.kill(stack.running.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs([process for process in family if process not in agents], timeout=30)
+    _, left = psutil.wait_procs([process for process in family if process not in agents], timeout=PATIENCE_S)
     assert left == []
     stack.start(RAGTREE_SERVER__INGRESS="serve")
     with stack.client() as client:

@@ -80,7 +80,7 @@ def measured(vllm_stack, tmp_path_factory):
         },
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=540,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
