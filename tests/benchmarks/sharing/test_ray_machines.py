@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +26,10 @@ from benchmarks.sharing.throughput import Point, ThroughputTurns
 from cachectl.settings import ControllerSettings
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
+from protocol.errors import Unavailable
+from services.cli.bench.sharing import ray_machines
 from services.cli.bench.sharing.ray_machines import RayMachines
+from services.cluster.joining_node import start_node
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -95,6 +99,33 @@ def test_engines_on_two_nodes_read_each_other(places, model):
     assert set(psutil.Process().children(recursive=True)) - before == set()
     assert left(places) == []
     assert known_ray() == known
+
+
+def test_a_node_that_ends_while_it_starts_is_started_again(places, monkeypatch):
+    started: list[psutil.Process] = []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        node = start_node(*arguments, **options)
+        started.append(psutil.Process(node.pid))
+        if len(started) == 1:
+            node.kill()
+        return node
+
+    monkeypatch.setattr(ray_machines, "start_node", start)
+    with RayMachines.running():
+        assert [process.is_running() for process in started] == [False, True]
+    assert not started[1].is_running()
+    assert left(places) == []
+
+
+def test_a_node_that_never_starts_is_given_up_with_its_log(places, monkeypatch):
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        return start_node(*arguments, "--no-such-option", **options)
+
+    monkeypatch.setattr(ray_machines, "start_node", start)
+    with pytest.raises(Unavailable, match="no-such-option"), RayMachines.running():
+        pass
+    assert left(places) == []
 
 
 def test_ctrl_c_while_engines_start_leaves_nothing_behind(places, model):

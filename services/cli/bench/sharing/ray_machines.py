@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import psutil
 import ray
@@ -23,8 +23,10 @@ from services.cluster.joining_node import start_node
 from services.stack.process_family import await_end, end_family
 from services.stack.run_state import end_of
 
+_STARTS = 3
+"""How often the second node is started. Ray gives a node 30 s, which a busy machine may exceed."""
 _JOINED_S = 60.0
-"""How long the second node may take to belong to the cluster."""
+"""How long a start of the second node may take until it belongs to the cluster."""
 _LEAVE_S = 10.0
 """How long it may take to end before it is killed."""
 _POLL_S = 0.1
@@ -54,15 +56,15 @@ class RayMachines:
     def running(cls) -> Iterator["RayMachines"]:
         """Start the nodes. At the end they leave no process, no file and no host memory behind.
 
-        Raises Unavailable if the second one does not join the first one.
+        Raises Unavailable if the second one does not join the first one, even if it is started again.
         """
         # The name is short, because sockets lie deep below it.
         with TemporaryDirectory(prefix="ragtree-") as name, ExitStack() as ended, _no_process_left():
             folder = Path(name)
             _start_first(folder)
-            with _second_node(folder):
-                ids = {node["NodeName"]: node["NodeID"] for node in ray.nodes()}
-                machines = tuple(_Machine(ids[machine], folder / machine) for machine in (_FIRST, _SECOND))
+            first = ray.get_runtime_context().get_node_id()
+            with _second_node(folder / f"{_SECOND}.log") as second:
+                machines = (_Machine(first, folder / _FIRST), _Machine(second, folder / _SECOND))
                 yield cls(folder, machines, ended)
 
     @asynccontextmanager
@@ -140,21 +142,37 @@ def _start_first(folder: Path) -> None:
 
 
 @contextmanager
-def _second_node(folder: Path) -> Iterator[None]:
-    log = folder / f"{_SECOND}.log"
+def _second_node(log: Path) -> Iterator[str]:
+    """Start the second node, again if it ends meanwhile, and end it. Gives its id. Raises Unavailable."""
+    with log.open("wb") as output:
+        for _ in range(_STARTS):
+            with _started_node(output) as node_id:
+                if node_id is not None:
+                    yield node_id
+                    return
+    raise Unavailable(f"the second Ray node did not start:\n{end_of(log)}")
+
+
+@contextmanager
+def _started_node(output: BinaryIO) -> Iterator[str | None]:
+    """Start the second node once, and end it. Gives its id, or None if it has not joined the first one."""
     # By default, both would want the same ports.
     ports = ("--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0")
-    with log.open("wb") as output:
-        head = ray.get_runtime_context().gcs_address
-        node = start_node(head, _ADDRESSES[_SECOND], _SECOND, output, "--num-cpus", "0", *ports, environment={})
+    head = ray.get_runtime_context().gcs_address
+    # A node that has just ended may still count as alive.
+    before = _alive()
+    node = start_node(head, _ADDRESSES[_SECOND], _SECOND, output, "--num-cpus", "0", *ports, environment={})
     try:
         deadline = time.monotonic() + _JOINED_S
-        while not any(found["NodeName"] == _SECOND and found["Alive"] for found in ray.nodes()):
-            if node.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable(f"the second Ray node did not start:\n{end_of(log)}")
+        while not (joined := _alive() - before) and node.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        yield
+        yield next(iter(joined), None)
     finally:
         with undisturbed_by_signals():
             if node.poll() is None:
                 end_family(psutil.Process(node.pid), _LEAVE_S)
+
+
+def _alive() -> set[str]:
+    """The ids of the nodes that belong to the cluster."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
