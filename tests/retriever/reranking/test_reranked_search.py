@@ -23,7 +23,9 @@ QUESTION = "tale of words 3"
 
 @asynccontextmanager
 async def reranked(folder, server: RerankServer, **changes):
-    async with running(folder, reranker=server.settings(candidates=40, **changes)) as retriever:
+    # A search that was slow would have the next one cut into more stages.
+    index = {"stages": 1}
+    async with running(folder, reranker=server.settings(candidates=40, **changes), index=index) as retriever:
         await put_lines(retriever, DOCUMENTS)
         yield retriever
 
