@@ -24,7 +24,7 @@ from services.stack.process_family import await_end, end_family
 from services.stack.run_state import end_of
 
 _STARTS = 3
-"""How often the second node is started. Ray gives a node 30 s, which a busy machine may exceed."""
+"""How often the second node is started at most. Ray gives a node 30 s, which a busy machine may exceed."""
 _JOINED_S = 60.0
 """How long a start of the second node may take until it belongs to the cluster."""
 _LEAVE_S = 10.0
@@ -56,7 +56,7 @@ class RayMachines:
     def running(cls) -> Iterator["RayMachines"]:
         """Start the nodes. At the end they leave no process, no file and no host memory behind.
 
-        Raises Unavailable if the second one does not join the first one, even if it is started again.
+        Raises Unavailable if the second one does not join the first one, however often it is started.
         """
         # The name is short, because sockets lie deep below it.
         with TemporaryDirectory(prefix="ragtree-") as name, ExitStack() as ended, _no_process_left():
@@ -143,7 +143,7 @@ def _start_first(folder: Path) -> None:
 
 @contextmanager
 def _second_node(log: Path) -> Iterator[str]:
-    """Start the second node, again if it ends meanwhile, and end it. Gives its id. Raises Unavailable."""
+    """Start the second node until it joins, and end it. Gives its id. Raises Unavailable after ``_STARTS`` failures."""
     with log.open("wb") as output:
         for _ in range(_STARTS):
             with _started_node(output) as node_id:

@@ -168,14 +168,14 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
         began = time.monotonic()
         near.worker.load(StepJobs(loads=[Load(f"stuck {piece.blocks}", (piece,)) for piece in stuck]))
         near.load(Piece("aa", Tier.HOST, 0, (1, 2, 3), HERE))
-        assert time.monotonic() - began < timeout_s
+        assert time.monotonic() - began < timeout_s / 2
         ended: set[str] = set()
         while len(ended) < len(stuck):
             assert time.monotonic() - began < PATIENCE_S
             near.worker.pause(StepJobs(idle=True))
             ended |= near.worker.take_loaded()
         # None waited for another one's timeout.
-        assert time.monotonic() - began < 2 * timeout_s
+        assert time.monotonic() - began < 1.5 * timeout_s
         results = near.worker.take_results()
         assert results is not None
         assert all(
