@@ -35,11 +35,11 @@ class LayerCodec:
 
     def decode(self, blocks: torch.Tensor, tokens: Tokens) -> LayerKv:
         """The keys and values of ``tokens`` out of ``blocks`` [blocks, elements]."""
-        return LayerKv(self.keys(blocks, tokens), self._values.read(blocks)[tokens])
+        return LayerKv(self._keys.read(blocks, tokens), self._values.read(blocks, tokens))
 
     def keys(self, blocks: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         """Only the keys, as ``decode`` gives them."""
-        return self._keys.read(blocks)[tokens]
+        return self._keys.read(blocks, tokens)
 
 
 class _Part:
@@ -51,8 +51,8 @@ class _Part:
         self._axes = axes_of(places)
         self._places = torch.from_numpy(places.reshape(-1)).to(device) if self._axes is None else None
 
-    def read(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The numbers of all tokens of ``blocks`` [blocks, elements], shape [tokens, heads, dims]."""
+    def read(self, blocks: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The numbers of ``tokens`` of ``blocks`` [blocks, elements], shape [tokens, heads, dims]."""
         if self._axes is None:
             assert self._places is not None
             numbers = blocks.index_select(1, self._places)
@@ -61,4 +61,6 @@ class _Part:
             numbers = blocks.as_strided(
                 (len(blocks), *sizes), (blocks.stride(0), *strides), int(blocks.storage_offset()) + first
             )
-        return numbers.reshape(-1, *self._shape[1:])
+        of_all = numbers.reshape(-1, *self._shape[1:])
+        # On a CPU, indexing with a tensor takes several times as long.
+        return of_all[tokens] if isinstance(tokens, slice) else of_all.index_select(0, tokens)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 
 from generator.composing.runs import Run
@@ -19,6 +20,7 @@ class Forest:
     def __init__(self, trees: DependencyTrees) -> None:
         self.branches: Sequence[Branch] = trees.branches
         self.front = trees.front
+        self._counts = torch.tensor([branch.tokens for branch in trees.branches])
         ends = list(accumulate((branch.tokens for branch in trees.branches), initial=trees.start))
         self.runs = [Run(start, end) for start, end in pairwise(ends)]
         self.place = Run(trees.start, ends[-1])
@@ -36,20 +38,27 @@ class Forest:
 
     def token_positions(self, device: torch.device) -> torch.Tensor:
         """The position of each token of the trees, shape [tokens]."""
-        counts = torch.tensor([branch.tokens for branch in self.branches])
         shifts = torch.tensor(self.positions) - torch.tensor([run.start for run in self.runs])
         places = torch.arange(self.place.start, self.place.end)
-        return (places + shifts.repeat_interleave(counts)).to(device)
+        return (places + shifts.repeat_interleave(self._counts)).to(device)
+
+    def branch_of_tokens(self) -> torch.Tensor:
+        """The branch that each token of the trees belongs to, shape [tokens]."""
+        return torch.arange(len(self.branches)).repeat_interleave(self._counts)
+
+    def ancestors(self) -> torch.Tensor:
+        """Which branches each branch's tokens attend to, shape [branches, branches]: its ancestors and itself."""
+        # Of NumPy, because torch takes a multiple of the time for so little work.
+        attended = np.eye(len(self.branches), dtype=np.bool_)
+        for place, branch in enumerate(self.branches):
+            if branch.parent >= 0:
+                attended[place] |= attended[branch.parent]
+        return torch.from_numpy(attended)
 
     def mask(self, branches: range) -> torch.Tensor:
         """Who attends to whom within one tree, shape [tokens, tokens]: row v has its ancestors and v itself."""
-        counts = torch.tensor([self.branches[place].tokens for place in branches])
-        ancestors = torch.zeros(len(branches), len(branches), dtype=torch.bool)
-        for row, place in enumerate(branches):
-            parent = self.branches[place].parent
-            if parent >= 0:
-                ancestors[row] = ancestors[parent - branches.start]
-            ancestors[row, row] = True
-        of_token = torch.arange(len(branches)).repeat_interleave(counts)
+        own = slice(branches.start, branches.stop)
+        ancestors = self.ancestors()[own, own]
+        of_token = torch.arange(len(branches)).repeat_interleave(self._counts[own])
         # An ancestor stands in front of a token. So this also makes a branch's own tokens attend causally.
         return ancestors[of_token][:, of_token].tril()

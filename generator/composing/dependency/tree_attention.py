@@ -2,36 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from generator.composing.attention_layers import AttentionLayer
+from generator.composing.dependency.tree_pass import TreePass
 from protocol.errors import ConfigError
-
-
-class TreeQueries(NamedTuple):
-    """Tokens of one tree that are computed: ``rows`` of the pass.
-
-    They attend to the prompt's front and to the tree's tokens, up to the last that is computed: ``keys`` are the
-    indices of all these in the pass's ``places``. ``mask`` says which of them each row attends to, shape [rows, keys].
-    """
-
-    rows: slice
-    keys: torch.Tensor
-    mask: torch.Tensor
-
-
-class TreePass(NamedTuple):
-    """What each layer needs to know about one forward pass: its queries, and the prompt's blocks.
-
-    ``places`` are those of all tokens that any query attends to.
-    """
-
-    queries: Sequence[TreeQueries]
-    places: torch.Tensor
-    blocks: torch.Tensor
 
 
 class TreeAttention:
@@ -78,19 +56,25 @@ class TreeAttention:
         **_: Any,  # noqa: ANN401
     ) -> torch.Tensor:
         """Fill ``output`` [tokens, heads, value_dim] for ``query`` [tokens, heads, key_dim]."""
-        # Once for all trees: each of them attends to the front.
-        keys, values = self._layer.kv(attn_metadata.blocks, attn_metadata.places)
-        for rows, own, mask in attn_metadata.queries:
-            attended = scaled_dot_product_attention(
-                query[rows].movedim(0, 1)[None],
-                keys[own].movedim(0, 1)[None],
-                values[own].movedim(0, 1)[None],
-                attn_mask=mask[None, None],
-                scale=self._own.scale,
-                enable_gqa=True,
-            )
-            output[rows] = attended[0].movedim(0, 1)
+        places, mask, blocks = attn_metadata
+        groups, size = mask.shape[:2]
+        keys, values = self._layer.kv(blocks, places.flatten())
+        queries = pad(query, (0, 0, 0, 0, 0, groups * size - len(query)))
+        attended = scaled_dot_product_attention(
+            _in_groups(queries, groups),
+            _in_groups(keys, groups),
+            _in_groups(values, groups),
+            attn_mask=mask[:, None],
+            scale=self._own.scale,
+            enable_gqa=True,
+        )
+        output.copy_(attended.transpose(1, 2).flatten(0, 1)[: len(query)])
         return output
+
+
+def _in_groups(numbers: torch.Tensor, groups: int) -> torch.Tensor:
+    """What is [tokens, heads, dim], as [groups, heads, tokens of a group, dim]."""
+    return numbers.view(groups, -1, *numbers.shape[1:]).transpose(1, 2)
 
 
 @contextmanager

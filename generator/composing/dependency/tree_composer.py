@@ -11,7 +11,8 @@ from generator.composing.codec import LayerKv
 from generator.composing.composer import Composed
 from generator.composing.dependency.branch_cache import BranchCache, BranchKv, ComputedBranch
 from generator.composing.dependency.forest import Forest
-from generator.composing.dependency.tree_attention import TreeAttention, TreePass, TreeQueries, in_place_of_own
+from generator.composing.dependency.tree_attention import TreeAttention, in_place_of_own
+from generator.composing.dependency.tree_pass import tree_pass
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, positions_of, slices
 from generator.composing.slots import slots_of
@@ -105,14 +106,14 @@ class TreeComposer:
         """Compute runs of the trees' tokens, whose ancestors are in place or among them."""
         device = task.blocks.device
         places = positions_of(part, device)
-        tree_pass = _tree_pass(forest, part, task.blocks)
+        attention = tree_pass(forest, part, task.blocks)
         with in_place_of_own(self._attentions):
             self._forward.compute_with(
                 task.token_ids[places],
                 positions[places - forest.place.start],
                 places,
                 task.blocks,
-                tree_pass,
+                attention,
             )
 
     def _read(self, task: TreeTask, forest: Forest, places: Sequence[int]) -> list[BranchKv | None]:
@@ -132,33 +133,3 @@ class TreeComposer:
 
     def _slots(self, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor:
         return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
-
-
-def _tree_pass(forest: Forest, part: Sequence[Run], blocks: torch.Tensor) -> TreePass:
-    """The forward pass that computes these runs of the trees' tokens."""
-    device = blocks.device
-    # Trees stand one behind the other, so what is attended to is the front and one run behind it.
-    begin = max(place.start for _, place in forest.trees() if place.start <= part[0].start)
-    attended = [Run(0, forest.front), Run(begin, part[-1].end)]
-    front = torch.arange(forest.front)
-    queries: list[TreeQueries] = []
-    row = 0
-    for branches, place in forest.trees():
-        within = [Run(max(run.start, place.start), min(run.end, place.end)) for run in part]
-        within = [run for run in within if run.start < run.end]
-        if not within:
-            continue
-        end = within[-1].end
-        computed = positions_of(within, torch.device("cpu"))
-        mask = forest.mask(branches)[computed - place.start, : end - place.start]
-        all_see = torch.ones(len(computed), forest.front, dtype=torch.bool)
-        own = torch.arange(place.start, end) - begin + forest.front
-        queries.append(
-            TreeQueries(
-                slice(row, row + len(computed)),
-                torch.cat([front, own]).to(device),
-                torch.cat([all_see, mask], 1).to(device),
-            )
-        )
-        row += len(computed)
-    return TreePass(queries, positions_of(attended, device), blocks)
