@@ -36,11 +36,14 @@ class TreePositions(StrEnum):
 class Branch(msgspec.Struct, frozen=True, array_like=True):
     """An entity or a relation in a dependency tree: a number of ``tokens`` behind those of its ``parent``.
 
-    The parent is the place of another branch in front of this one, or -1 for a root.
+    The parent is the place of another branch in front of this one, or -1 for a root. The branch is ``stated_by`` the
+    chunks with these content hashes: as long as one of them is not deleted, its KV may be kept. No chunk states a
+    branch that is the prompt's own, such as the heading of the facts.
     """
 
     tokens: int
     parent: int
+    stated_by: tuple[str, ...] = ()
 
 
 class DependencyTrees(msgspec.Struct, frozen=True):

@@ -49,10 +49,11 @@ class Relation(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The chunk that states a relation: number ``index`` of ``document_id``."""
+    """The chunk that states a relation: number ``index`` of ``document_id``. Its text has the ``content_hash``."""
 
     document_id: str
     index: int
+    content_hash: str
 
 
 class Path(msgspec.Struct, frozen=True):

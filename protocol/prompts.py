@@ -68,6 +68,11 @@ class Prompt(msgspec.Struct, frozen=True):
         return None
 
     @property
+    def stated_by(self) -> set[str]:
+        """The content hashes of the chunks that state the branches of its dependency trees."""
+        return {content for segment in self.segments for branch in segment.branches for content in branch.stated_by}
+
+    @property
     def token_count(self) -> int:
         """Number of tokens in the whole prompt."""
         return sum(len(segment.token_ids) for segment in self.segments)

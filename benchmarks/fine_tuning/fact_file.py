@@ -69,5 +69,5 @@ def read_fact_tasks(file: File) -> list[FactTask]:
 
 
 def _paths(told: Sequence[_ToldPath]) -> tuple[Path, ...]:
-    source = Source("a file", 0)
+    source = Source("a file", 0, "")
     return tuple(Path(one.entities, one.relations, (source,) * len(one.relations), 0.0) for one in told)

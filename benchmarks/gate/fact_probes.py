@@ -20,7 +20,7 @@ _CITIES = (
     *("Ghent", "Haarlem", "Izmir", "Jena", "Kaunas", "Lugano"),
 )
 
-_SOURCE = Source("made up", 0)
+_SOURCE = Source("made up", 0, "")
 
 
 class FactTask(NamedTuple):

@@ -11,7 +11,7 @@ from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from cachectl.branches.keyed_branch import KeyedBranch
     from cachectl.policies.base import ReplacementPolicy
@@ -32,6 +32,7 @@ class BranchTree:
         self._tree = KnowledgeTree(policy, Capacities(room), [_INSTANCE], cost)
         self._cost = cost
         self._tick = 0
+        self._stated_by: dict[bytes, frozenset[str]] = {}
 
     def found(self, branches: Sequence[KeyedBranch]) -> int:
         """Return how many tokens of a prompt's branches are kept. Counts no access."""
@@ -61,13 +62,15 @@ class BranchTree:
         for node in locked:
             node.locks += 1
         for branch, document in zip(branches, documents, strict=True):
+            key = branch.key
             above = root if branch.parent < 0 else registry.nodes.get(keys[branch.parent])
             if above is None:
                 continue
-            known = registry.nodes.get(branch.key)
-            node = known or Node(branch.key, document.content, branch.tokens, above)
+            known = registry.nodes.get(key)
+            node = known or Node(key, document.content, branch.tokens, above)
             node.count_access(self._tick, 0.0, None)
             if known is not None:
+                self._stated_by[key] = self._stated_by[key].union(branch.stated_by)
                 for copy in node.copies:
                     copy.cache.touch(copy)
                 continue
@@ -75,6 +78,7 @@ class BranchTree:
             if tree.tiers.eviction.make_room(node, gpu, (), batch):
                 gpu.add(node, held=True)
                 registry.attach(node)
+                self._stated_by[key] = frozenset(branch.stated_by)
                 node.locks += 1
                 locked.append(node)
         # Children first, so that a leaf is offered before what it stands behind.
@@ -83,16 +87,19 @@ class BranchTree:
             for copy in node.copies:
                 copy.cache.offer(copy)
         registry.keep_root(root)
-        return [bytes.fromhex(move.node) for move in batch.moves]
+        left = [bytes.fromhex(move.node) for move in batch.moves]
+        for key in left:
+            del self._stated_by[key]
+        return left
 
-    def take_back(self, namespace: str, branches: Sequence[KeyedBranch]) -> None:
+    def take_back(self, branches: Sequence[KeyedBranch]) -> None:
         """Forget those of a prompt's branches that no other prompt has asked for: it was not computed."""
         nodes = self._tree.registry.nodes
         # Children first, so that a branch without any is a leaf.
         for branch in reversed(branches):
             node = nodes.get(branch.key)
             if node is not None and node.accesses == 1 and not node.children:
-                self._tree.delete(node.content, namespace)
+                self._delete(node)
         # The engine does not have them.
         self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
 
@@ -100,15 +107,31 @@ class BranchTree:
         """Update branches that are needed less than before: a request that waited for them has left."""
         self._tree.reconsider(keys)
 
-    def clear(self, namespace: str) -> None:
-        """Forget the branches of a namespace."""
-        root = self._tree.registry.roots.get(namespace)
-        for top in list(root.children) if root is not None else ():
-            self._tree.delete(top.content, namespace)
+    def delete(self, contents: Collection[str], namespace: str | None) -> None:
+        """Forget what only chunks with these content hashes state, and what is below; in one namespace, or in all."""
+        for key, stated_by in list(self._stated_by.items()):
+            node = self._tree.registry.nodes.get(key)
+            # It may have gone with the branch above it.
+            if node is None or (namespace is not None and node.root.content != namespace):
+                continue
+            left = stated_by.difference(contents)
+            self._stated_by[key] = left
+            if stated_by and not left:
+                self._delete(node)
         # The engine is told by the deletion itself.
         self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
 
     def check_integrity(self) -> None:
         """Assert the tree's invariants."""
+        assert self._stated_by.keys() == self._tree.registry.nodes.keys(), "what states a branch is known of others"
         for cache in self._tree.tiers:
             cache.check_integrity()
+
+    def _delete(self, top: Node) -> None:
+        """Remove a branch and all below it."""
+        going = [top]
+        while going:
+            node = going.pop()
+            going += node.children
+            del self._stated_by[node.key]
+        self._tree.delete(top.content)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cachectl.branches.branch_tree import BranchTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from cachectl.branches.keyed_branch import KeyedBranch
     from cachectl.policies.base import ReplacementPolicy
@@ -48,11 +48,11 @@ class KeptBranches:
             tree = self._trees[instance] = BranchTree(self._create_policy(), self._room, self._cost)
         return tuple(tree.keep(namespace, branches, question_tokens))
 
-    def take_back(self, instance: str, namespace: str, branches: Sequence[KeyedBranch]) -> None:
+    def take_back(self, instance: str, branches: Sequence[KeyedBranch]) -> None:
         """Forget what an instance was to compute for a prompt and did not, unless others have asked for it since."""
         tree = self._trees.get(instance)
         if tree is not None:
-            tree.take_back(namespace, branches)
+            tree.take_back(branches)
 
     def reconsider(self, keys: Sequence[bytes]) -> None:
         """Update branches that are needed less than before: a request that waited for them has left."""
@@ -63,13 +63,14 @@ class KeptBranches:
         """Forget what an instance kept: it has ended, or its engine has."""
         self._trees.pop(instance, None)
 
-    def clear(self, namespace: str | None = None) -> None:
-        """Forget the branches of a namespace, or of all: engines drop them when a document is deleted."""
-        if namespace is None:
-            self._trees.clear()
-        else:
-            for tree in self._trees.values():
-                tree.clear(namespace)
+    def delete(self, contents: Collection[str], namespace: str | None) -> None:
+        """Forget what only chunks with these content hashes state, in one namespace, or in all: engines drop it."""
+        for tree in self._trees.values():
+            tree.delete(contents, namespace)
+
+    def clear(self) -> None:
+        """Forget all branches: engines drop everything."""
+        self._trees.clear()
 
     def check_integrity(self) -> None:
         """Assert the invariants of all trees."""

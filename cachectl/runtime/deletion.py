@@ -54,7 +54,7 @@ class Deletion:
         self._forget_deserted()
         queries = self._queries(contents, namespace)
         gone = sum(self._tree.delete(content, namespace) for content in contents)
-        self._scheduler.branches.clear(namespace)
+        self._scheduler.branches.delete(contents, namespace)
         if not self._deliveries.possible:
             return gone
         within = sorted(self._namespaces.seen) if deletion.namespace is None else [deletion.namespace]
@@ -68,6 +68,7 @@ class Deletion:
                 if queries:
                     await completion
                     # What these queries used could not be dropped earlier.
+                    self._scheduler.branches.delete(contents, namespace)
                     await self._deliveries.everywhere(forget)
         except TimeoutError:
             raise DeadlineExceeded("queries that use the document take too long; try again") from None
@@ -83,7 +84,7 @@ class Deletion:
                 self._scheduler.remove_location(location)
 
     def _queries(self, contents: Collection[str], namespace: str | None) -> set[str]:
-        """The queries that use one of the documents, and those whose plans may still move its copies."""
+        """The queries that use one of the documents or its facts, and those whose plans may still move its copies."""
         doomed = {key.hex() for content in contents for key in self._keys(content, namespace)}
         moving = {
             query_id

@@ -53,7 +53,7 @@ class PlanBuilder:
             overtaken=grant.overtaken,
             recompute=self._reuse.recompute(share) if share is not None else None,
             fallback=grant.fallback or self._reuse.fallback(request),
-            trees=_dropping(self._trees.trees(request), grant.dropped_branches),
+            trees=_kept(self._trees.trees(request), grant.dropped_branches, unshared),
             tree_fallback=self._trees.fallback(request),
         )
         return self._behind_first(plan, grant) if grant.first else plan
@@ -74,5 +74,6 @@ class PlanBuilder:
         return msgspec.structs.replace(plan, moves=(), first=first)
 
 
-def _dropping(trees: DependencyTrees | None, dropped: tuple[bytes, ...]) -> DependencyTrees | None:
-    return None if trees is None else msgspec.structs.replace(trees, dropped=dropped)
+def _kept(trees: DependencyTrees | None, dropped: tuple[bytes, ...], unshared: bool) -> DependencyTrees | None:
+    """The trees, whose branches are kept and found unless the plan is ``unshared``, with what leaves for them."""
+    return None if trees is None else msgspec.structs.replace(trees, dropped=dropped, reuse=not unshared)

@@ -30,6 +30,11 @@ class Request(NamedTuple):
     recompute_share: float | None = None
     branches: tuple[KeyedBranch, ...] = ()
 
+    @property
+    def stated_by(self) -> set[str]:
+        """The content hashes of the chunks that state its branches."""
+        return {content for branch in self.branches for content in branch.stated_by}
+
 
 class ScheduledRequest:
     """A request that waits or runs: its prompt has ``tokens``, and its prefill may take ``seconds``.

@@ -56,12 +56,15 @@ class RequestBook:
         return scheduled is not None and scheduled.grant is None
 
     def naming(self, contents: Collection[str], namespace: str | None) -> set[str]:
-        """Queries, running or waiting, with any of these documents; of one namespace or, if None, of all."""
+        """Queries, running or waiting, with any of these documents, or facts in trees that they state.
+
+        They are those of one namespace or, if it is None, of all.
+        """
         return {
             query_id
             for query_id, scheduled in self.requests.items()
             if (namespace is None or scheduled.request.namespace == namespace)
-            and any(content in contents for content in scheduled.contents)
+            and any(content in contents for content in (*scheduled.contents, *scheduled.request.stated_by))
         }
 
     def cached_prefix(self, scheduled: ScheduledRequest, instance: str) -> CachedPrefix:

@@ -140,7 +140,7 @@ class Scheduler:
                 self._dispatcher.gained(key)
             state.leave_step(scheduled)
             if not kept:
-                self.branches.take_back(scheduled.instance, scheduled.request.namespace, scheduled.request.branches)
+                self.branches.take_back(scheduled.instance, scheduled.request.branches)
         del self.book.requests[query_id]
         if scheduled.speculative:
             state.speculations.pop(query_id, None)

@@ -217,10 +217,6 @@ class Purge:
             return namespace.endswith(self.of)
         return not self.contents.get(namespace, frozenset()).isdisjoint(path)
 
-    def touches(self, namespace: str) -> bool:
-        """Whether it deletes anything in a namespace."""
-        return namespace.endswith(self.of) if self.contents is None else namespace in self.contents
-
 
 @dataclass
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here

@@ -18,12 +18,16 @@ Encode: TypeAlias = Callable[[str], tuple[int, ...]]
 
 
 class _Node:
-    """An entity or a relation, and what the paths through it go on with, in the order of the paths."""
+    """An entity or a relation, and what the paths through it go on with, in the order of the paths.
 
-    __slots__ = ("children",)
+    ``stated_by`` has the content hashes of the chunks that the paths have it from, in this order, too.
+    """
+
+    __slots__ = ("children", "stated_by")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
+        self.stated_by: dict[str, None] = {}
 
 
 def dependency_trees(paths: Sequence[Path], encode: Encode, heading: str = "", end: str = "") -> DepPrompt | None:
@@ -41,14 +45,15 @@ def dependency_trees(paths: Sequence[Path], encode: Encode, heading: str = "", e
         top.children[heading.removesuffix("\n")] = _Node()
     for path in paths:
         node = top
-        for text in parts_of(path):
+        for text, content in zip(parts_of(path), _contents_of(path), strict=True):
             node = node.children.setdefault(text, _Node())
+            node.stated_by[content] = None
     token_ids: list[int] = []
     branches: list[Branch] = []
-    for text, parent in _preorder(top):
+    for text, node, parent in _preorder(top):
         tokens = encode(text)
         token_ids += tokens
-        branches.append(Branch(len(tokens), parent))
+        branches.append(Branch(len(tokens), parent, tuple(node.stated_by)))
     return DepPrompt(tuple(token_ids), tuple(branches), encode(f"\n{end}"))
 
 
@@ -61,12 +66,22 @@ def parts_of(path: Path) -> Iterator[str]:
         yield f" {entity}"
 
 
-def _preorder(top: _Node) -> Iterator[tuple[str, int]]:
-    """Each node's text and the place of its parent, -1 for a root."""
+def _contents_of(path: Path) -> Iterator[str]:
+    """The content hash of the chunk that each of a path's parts is told from, in the order of ``parts_of``.
+
+    A relation is told with the entity that it leads to, and the root with the first relation.
+    """
+    yield path.sources[0].content_hash
+    for source in path.sources:
+        yield from (source.content_hash, source.content_hash)
+
+
+def _preorder(top: _Node) -> Iterator[tuple[str, _Node, int]]:
+    """Each node with its text and the place of its parent, -1 for a root."""
     waiting = [(text, node, -1) for text, node in reversed(top.children.items())]
     place = 0
     while waiting:
         text, node, parent = waiting.pop()
-        yield text, parent
+        yield text, node, parent
         waiting += [(below, child, place) for below, child in reversed(node.children.items())]
         place += 1

@@ -50,12 +50,12 @@ class Chunks:
     def sources(self, transaction: Transaction, collection: int, ids: Sequence[int]) -> dict[int, Source]:
         """Return where the live chunks among ``ids`` stand, by id."""
         rows = transaction.execute(
-            """SELECT c.id, d.document_id, c.position FROM json_each(?) AS wanted
+            """SELECT c.id, c.position, c.content_hash, d.document_id FROM json_each(?) AS wanted
                CROSS JOIN chunks c ON c.id = wanted.value JOIN documents d ON d.id = c.document
                WHERE c.collection = ?""",
             (json.dumps(list(ids)), collection),
         )
-        return {row["id"]: Source(row["document_id"], row["position"]) for row in rows}
+        return {row["id"]: Source(row["document_id"], row["position"], row["content_hash"]) for row in rows}
 
     def of_document(self, transaction: Transaction, collection: int, document_id: str) -> list[Chunk]:
         """Return a document's chunks in order; an empty list if the document does not exist."""

@@ -24,25 +24,27 @@ class BranchKv(NamedTuple):
 class ComputedBranch(NamedTuple):
     """A branch by its ``key`` (`protocol.dependency.branch_keys`), and its parent's; None for a root.
 
-    Its ``kv`` is None if it was found and not computed.
+    Chunks with the content hashes ``stated_by`` state it. Its ``kv`` is None if it was found and not computed.
     """
 
     key: bytes
     parent: bytes | None
+    stated_by: tuple[str, ...]
     kv: BranchKv | None
 
 
 class _Kept:
     """A branch that is kept. ``used`` is when it was last used."""
 
-    __slots__ = ("below", "key", "kv", "namespace", "parent", "used")
+    __slots__ = ("below", "key", "kv", "namespace", "parent", "stated_by", "used")
 
-    def __init__(self, namespace: str, key: bytes, parent: "_Kept | None", kv: BranchKv, used: int) -> None:
+    def __init__(self, namespace: str, key: bytes, parent: "_Kept | None", kv: BranchKv) -> None:
         self.namespace = namespace
         self.key = key
         self.parent = parent
         self.kv = kv
-        self.used = used
+        self.used = 0
+        self.stated_by: frozenset[str] = frozenset()
         self.below: set[_Kept] = set()
 
 
@@ -79,16 +81,17 @@ class BranchCache:
             if deletions != self.deletions:
                 return
             self._uses += 1
-            for key, above, kv in branches:
+            for key, above, stated_by, kv in branches:
                 kept = self._kept.get(key)
                 parent = self._kept.get(above) if above is not None else None
                 if kept is None and kv is not None and (above is None or parent is not None):
-                    kept = self._kept[key] = _Kept(namespace, key, parent, kv, self._uses)
+                    kept = self._kept[key] = _Kept(namespace, key, parent, kv)
                     if parent is not None:
                         parent.below.add(kept)
                     self._room -= kv.size
                 if kept is not None:
                     kept.used = self._uses
+                    kept.stated_by = kept.stated_by.union(stated_by)
             self._make_room()
 
     def drop(self, keys: Sequence[bytes]) -> None:
@@ -99,12 +102,20 @@ class BranchCache:
                 if kept is not None:
                     self._remove(kept)
 
-    def forget(self, is_deleted: Callable[[str], bool]) -> None:
-        """Drop everything in the namespaces in which something is deleted: a branch does not name its documents."""
+    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
+        """Drop what only deleted chunks state, and what is below it.
+
+        ``is_deleted`` is asked with a namespace and content hashes, and without any whether everything there is.
+        """
         with self._lock:
             self.deletions += 1
-            for kept in [kept for kept in self._kept.values() if kept.parent is None and is_deleted(kept.namespace)]:
-                self._remove(kept)
+            for key, kept in list(self._kept.items()):
+                left = frozenset(content for content in kept.stated_by if not is_deleted(kept.namespace, (content,)))
+                gone = (kept.stated_by and not left) or is_deleted(kept.namespace, ())
+                kept.stated_by = left
+                # It may have gone with the branch above it.
+                if gone and key in self._kept:
+                    self._remove(kept)
 
     def _make_room(self) -> None:
         if self._room >= 0:

@@ -59,8 +59,8 @@ class TreeComposer:
         """How often documents were deleted."""
         return self._kept.deletions
 
-    def forget(self, is_deleted: Callable[[str], bool]) -> None:
-        """Drop what is kept of namespaces in which something is deleted. May be called from any thread."""
+    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
+        """Drop what is kept of deleted chunks' facts. May be called from any thread."""
         self._kept.forget(is_deleted)
 
     def steps(self, task: TreeTask) -> Iterator[Composed | None]:
@@ -82,9 +82,10 @@ class TreeComposer:
         for part in slices([forest.runs[place] for place in missing], self._step_tokens):
             yield None
             self._compute(task, forest, positions, part)
-        if task.trees.reuse and missing:
+        if task.trees.reuse:
             parents = [keys[branch.parent] if branch.parent >= 0 else None for branch in forest.branches]
-            computed = map(ComputedBranch, keys, parents, self._read(task, forest, missing))
+            stated_by = [branch.stated_by for branch in forest.branches]
+            computed = map(ComputedBranch, keys, parents, stated_by, self._read(task, forest, missing))
             self._kept.add(task.namespace, list(computed), task.deletions)
         yield Composed(sum(forest.branches[place].tokens for place in hits), 0, 0.0)
 
@@ -118,13 +119,15 @@ class TreeComposer:
 
     def _read(self, task: TreeTask, forest: Forest, places: Sequence[int]) -> list[BranchKv | None]:
         """The KV of the branches at these places out of the engine's blocks; None for the others."""
+        found: list[BranchKv | None] = [None] * len(forest.branches)
+        if not places:
+            return found
         runs = [forest.runs[place] for place in places]
         positions = positions_of(runs, task.blocks.device)
         read = [layer.kv(task.blocks, positions) for layer in self._layers]
         keys = torch.stack([kv.keys for kv in read]).cpu()
         values = torch.stack([kv.values for kv in read]).cpu()
         counts = [run.tokens for run in runs]
-        found: list[BranchKv | None] = [None] * len(forest.branches)
         for place, end, count in zip(places, accumulate(counts), counts, strict=True):
             own = slice(end - count, end)
             # A part of a tensor would keep all of it in memory.

@@ -81,7 +81,7 @@ class Compositions:
         """Drop what is kept of deleted documents, on any thread."""
         self._composer.forget(purge.covers)
         if self._trees is not None:
-            self._trees.forget(purge.touches)
+            self._trees.forget(purge.covers)
 
     def stage(self, request_id: str, rows: dict[int, StagedRows]) -> None:
         """Take what was read of some of a request's donors, by the positions that their documents start at."""

@@ -11,7 +11,7 @@ from protocol.graph import Path, Source
 
 def path(document: str, *parts: str) -> Path:
     relations = parts[1::2]
-    return Path(parts[::2], relations, (Source(document, 0),) * len(relations), 0.5)
+    return Path(parts[::2], relations, (Source(document, 0, "hash"),) * len(relations), 0.5)
 
 
 def question(number: int, **changes) -> dict:

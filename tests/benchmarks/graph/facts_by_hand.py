@@ -14,7 +14,7 @@ def path(text: str) -> Path:
     """The path that reads like this, entities and relations in turn, each one word."""
     parts = text.split()
     relations = tuple(parts[1::2])
-    return Path(tuple(parts[0::2]), relations, tuple(Source("doc", 0) for _ in relations), 1.0)
+    return Path(tuple(parts[0::2]), relations, tuple(Source("doc", 0, "hash") for _ in relations), 1.0)
 
 
 def facts(*paths: str, question: str = "who ?") -> Facts:

@@ -16,7 +16,7 @@ from protocol.graph import Path, Source
 pytestmark = pytest.mark.vllm
 
 ONE_RATE = Ladder(idle=1, first=0.5, least_rates=1, most_rates=1, least_prompts=2, most_prompts=2)
-SOURCE = Source("a document", 0)
+SOURCE = Source("a document", 0, "hash")
 
 
 def facts(question: int) -> Facts:

@@ -12,13 +12,16 @@ from cachectl.policies.lookahead import Lookahead
 from protocol.dependency import Branch, DependencyTrees, branch_keys
 
 
-def branches(*names_and_tokens) -> tuple[KeyedBranch, ...]:
-    """A path of branches, each below the one before it."""
-    return tuple(KeyedBranch(name.encode(), tokens, place - 1) for place, (name, tokens) in enumerate(names_and_tokens))
+def branches(*names_and_tokens, stated_by="") -> tuple[KeyedBranch, ...]:
+    """A path of branches, each below the one before it. The letters of ``stated_by`` name chunks that state all."""
+    return tuple(
+        KeyedBranch(name.encode(), tokens, place - 1, tuple(stated_by))
+        for place, (name, tokens) in enumerate(names_and_tokens)
+    )
 
 
-FILM = branches(("film", 4), ("director", 3))
-CITY = branches(("city", 5))
+FILM = branches(("film", 4), ("director", 3), stated_by="a")
+CITY = branches(("city", 5), stated_by="b")
 BOTH = (*FILM, *CITY)
 
 
@@ -86,13 +89,37 @@ def test_nothing_is_kept_without_room():
         assert kept.found("one", FILM) == 0
 
 
+def test_a_deletion_forgets_what_no_other_chunk_states():
+    kept = build(100)
+    shared = KeyedBranch(b"film", 4, -1, ("c",))
+    for instance in ("one", "two"):
+        kept.keep(instance, "tenant", (*BOTH, *branches(("Facts:", 2))), 10)
+        kept.keep(instance, "tenant", (shared, KeyedBranch(b"year", 1, 0, ("c",))), 10)
+    kept.delete(["a", "unknown"], "tenant")
+    kept.check_integrity()
+    # The film is stated elsewhere, the director is not.
+    assert [kept.found("two", [branch]) for branch in BOTH] == [4, 0, 5]
+    kept.delete(["b", "c"], None)
+    kept.check_integrity()
+    assert kept.found("one", (*BOTH, KeyedBranch(b"year", 1, 0))) == 0
+    assert kept.found("one", branches(("Facts:", 2))) == 2
+
+
+def test_a_deletion_forgets_what_stands_below():
+    kept = build(100)
+    kept.keep("one", "tenant", (*branches(("film", 4), stated_by="a"), KeyedBranch(b"director", 3, 0, ("b",))), 10)
+    kept.delete(["a"], "tenant")
+    kept.check_integrity()
+    assert kept.found("one", FILM) == 0
+
+
 def test_deletions_and_lost_instances_are_forgotten():
     kept = build(100)
-    others = branches(("other film", 4), ("other director", 3))
+    others = branches(("other film", 4), ("other director", 3), stated_by="a")
     for instance in ("one", "two"):
         kept.keep(instance, "a", FILM, 10)
         kept.keep(instance, "b", others, 10)
-    kept.clear("a")
+    kept.delete(["a"], "a")
     kept.check_integrity()
     assert kept.found("one", FILM) == 0
     assert kept.found("one", others) == 7
@@ -107,20 +134,21 @@ def test_what_was_deleted_is_kept_again_when_it_is_computed_again():
     kept = build(9)
     for _ in range(3):
         kept.keep("one", "a", FILM, 10)
-        kept.clear("a")
+        kept.delete(["a"], "a")
     assert kept.keep("one", "a", FILM, 10) == ()
     assert names(kept.keep("one", "a", CITY, 10)) == ["director"]
 
 
 PROMPTS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(1, 9), max_size=6)), max_size=30)
+DELETED = st.lists(st.sampled_from("uvw"), max_size=30)
 
 
-@given(PROMPTS, st.integers(0, 30), st.sampled_from(["LRU", "PGDSF", "FORESIGHT"]))
-def test_an_engine_that_drops_what_it_is_told_keeps_what_is_expected(prompts, room, policy):
+@given(PROMPTS, DELETED, st.integers(0, 30), st.sampled_from(["LRU", "PGDSF", "FORESIGHT"]))
+def test_an_engine_that_drops_what_it_is_told_keeps_what_is_expected(prompts, deleted, room, policy):
     kept, engine, sizes = build(room, policy), set(), {}
-    for namespace, numbers in prompts:
+    for at, (namespace, numbers) in enumerate(prompts):
         prompt = [
-            KeyedBranch(f"{namespace}{numbers[:place]}{number}".encode(), number, place - 1)
+            KeyedBranch(f"{namespace}{numbers[:place]}{number}".encode(), number, place - 1, ("uvw"[number % 3],))
             for place, number in enumerate(numbers)
         ]
         sizes |= {branch.key: branch.tokens for branch in prompt}
@@ -133,6 +161,11 @@ def test_an_engine_that_drops_what_it_is_told_keeps_what_is_expected(prompts, ro
         everything = [KeyedBranch(key, tokens, -1) for key, tokens in sizes.items()]
         assert kept.found("one", everything) == sum(sizes[key] for key in engine)
         kept.check_integrity()
+        if at < len(deleted):
+            kept.delete([deleted[at]], namespace)
+            kept.check_integrity()
+            engine = {branch.key for branch in everything if kept.found("one", [branch])}
+            assert not any(kept.found("one", [branch]) for branch in prompt if branch.stated_by == (deleted[at],))
 
 
 def test_a_prompt_that_has_a_branch_twice_keeps_it_once():
@@ -218,12 +251,12 @@ def test_what_another_prompt_computes_instead_is_expected():
     kept.keep("one", "a", FILM, 10)
     kept.keep("one", "a", FILM[:1], 10)
     # The first prompt has ended. The second one computes the film, but no director.
-    kept.take_back("one", "a", FILM)
+    kept.take_back("one", FILM)
     kept.check_integrity()
     assert kept.found("one", FILM) == 4
     kept.keep("one", "a", branches(("film", 4), ("actor", 2)), 10)
-    kept.take_back("one", "b", CITY)
-    kept.take_back("two", "a", FILM)
+    kept.take_back("one", CITY)
+    kept.take_back("two", FILM)
     assert kept.found("one", branches(("film", 4), ("actor", 2))) == 6
 
 

@@ -54,7 +54,7 @@ async def test_an_answer_is_computed_again_in_full_and_compared(composing):
 
 async def test_an_answer_from_facts_in_trees_is_compared_with_one_from_facts_in_full(in_process, stack: Stack):
     stack.controller.trees = True
-    stack.retriever.graph = Subgraph(paths=(Path(("Alice", "Titanic"), ("-like->",), (Source("d1", 0),), 0.5),))
+    stack.retriever.graph = Subgraph(paths=(Path(("Alice", "Titanic"), ("-like->",), (Source("d1", 0, "hash"),), 0.5),))
     async with in_process(shadow_share=1.0) as served:
         reply = (await served.client.post("/query", json=ASKED | {"mode": "mix"})).json()
         assert (reply["facts_attention"], reply["reuse"]) == ("dependency", "exact")

@@ -104,7 +104,9 @@ async def test_other_final_documents_mean_ordinary_admission(scene: Scene, final
 
 
 def graph_of(*entities: str) -> Subgraph:
-    return Subgraph(paths=tuple(Path(("Alice", name), ("-like->",), (Source("a", 0),), 0.5) for name in entities))
+    return Subgraph(
+        paths=tuple(Path(("Alice", name), ("-like->",), (Source("a", 0, "hash"),), 0.5) for name in entities)
+    )
 
 
 async def test_a_guess_without_the_facts_of_the_graph_is_not_confirmed(scene: Scene):

@@ -14,7 +14,7 @@ ASKED = {
     "/v1/completions": {"model": MODEL, "prompt": "Who?", "top_k": 2},
     "/v1/responses": {"model": MODEL, "input": "Who?", "top_k": 2},
 }
-LIKES = Path(("Alice", "Titanic"), ("-like->",), (Source("d1", 0),), 0.5)
+LIKES = Path(("Alice", "Titanic"), ("-like->",), (Source("d1", 0, "hash"),), 0.5)
 GRAPH = Subgraph((Entity("Alice", 1.0, 3),), (), (LIKES,))
 CONTEXT = "document number 0\ndocument number 1"
 BUDGET = {"max_entity_tokens": 100, "max_relation_tokens": 200, "max_total_tokens": 900}

@@ -11,7 +11,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Who?"}]}
 GRAPH = Subgraph(
     (Entity("Alice", 1.0, 3),),
     (Relation("Alice", "likes", "Titanic", 0.5, "d1", 0),),
-    (Path(("Alice", "Titanic"), ("-likes->",), (Source("d1", 0),), 0.5),),
+    (Path(("Alice", "Titanic"), ("-likes->",), (Source("d1", 0, "hash"),), 0.5),),
 )
 SHOWN = {
     "entities": [{"name": "Alice", "score": 1.0, "chunks": 3}],

@@ -16,11 +16,21 @@ def kv(position: int) -> BranchKv:
     return BranchKv(torch.full((2, 1, 1, 2), float(position)), torch.zeros(2, 1, 1, 2), position)
 
 
-def computed(keys=KEYS, parents=PARENTS, namespace="") -> list[ComputedBranch]:
+STATED_BY = {"film": ("a", "b"), "by": ("a",), "director": ("a",), "city": ("b",)}
+
+
+def computed(keys=KEYS, parents=PARENTS, namespace="", stated_by=STATED_BY) -> list[ComputedBranch]:
     return [
-        ComputedBranch(_key(key, namespace), parents[key] and _key(parents[key], namespace), kv(position))
+        ComputedBranch(
+            _key(key, namespace), parents[key] and _key(parents[key], namespace), stated_by[key], kv(position)
+        )
         for position, key in enumerate(keys)
     ]
+
+
+def deleting(*contents: str, namespace: str = "tenant"):
+    """Asked by a deletion of these chunks in a namespace, or of everything there if none is named."""
+    return lambda asked, path: asked == namespace and (not contents or not set(contents).isdisjoint(path))
 
 
 def _key(name: str, namespace: str) -> bytes:
@@ -28,7 +38,7 @@ def _key(name: str, namespace: str) -> bytes:
 
 
 def root(name: str, position: int = 9) -> list[ComputedBranch]:
-    return [ComputedBranch(name.encode(), None, kv(position))]
+    return [ComputedBranch(name.encode(), None, (), kv(position))]
 
 
 def filled(size: int = 100 * SIZE) -> BranchCache:
@@ -55,7 +65,11 @@ def test_a_branch_without_its_parent_is_not_kept():
 
 def test_what_is_kept_already_stays_and_what_is_new_is_added_behind_it():
     cache = filled()
-    new = [ComputedBranch(b"film", None, None), ComputedBranch(b"year", b"film", kv(7)), *root("city", 8)]
+    new = [
+        ComputedBranch(b"film", None, (), None),
+        ComputedBranch(b"year", b"film", (), kv(7)),
+        *root("city", 8),
+    ]
     cache.add("tenant", new, 0)
     assert found(cache, [*KEYS, "year"]) == [0, 1, 2, 3, 7]
 
@@ -96,10 +110,41 @@ def test_it_never_keeps_more_than_its_size():
     assert found(filled(0)) == [None] * 4
 
 
-def test_a_deletion_drops_its_namespaces_and_what_is_computed_meanwhile():
+def test_a_deletion_drops_what_no_other_chunk_states():
+    cache = filled()
+    cache.forget(deleting("a"))
+    assert found(cache) == [0, None, None, 3]
+    cache.forget(deleting("b"))
+    assert found(cache) == [None] * 4
+
+
+def test_a_deletion_drops_what_is_below_although_other_chunks_state_it():
+    cache = BranchCache(100 * SIZE)
+    cache.add("tenant", computed(stated_by=STATED_BY | {"director": ("a", "b")}), 0)
+    cache.forget(deleting("a"))
+    assert found(cache) == [0, None, None, 3]
+
+
+def test_a_later_prompt_may_state_a_kept_branch_by_another_chunk():
+    cache = filled()
+    cache.add("tenant", [ComputedBranch(b"film", None, ("c",), None), ComputedBranch(b"by", b"film", ("c",), None)], 0)
+    cache.forget(deleting("a", "b"))
+    assert found(cache) == [0, 1, None, None]
+
+
+def test_what_no_chunk_states_is_the_prompts_own_and_stays():
+    cache = filled()
+    cache.add("tenant", root("Facts:"), 0)
+    cache.forget(deleting("a", "b"))
+    assert found(cache, ["Facts:"]) == [9]
+    cache.forget(deleting())
+    assert found(cache, ["Facts:"]) == [None]
+
+
+def test_a_deletion_of_everything_drops_its_namespaces_and_what_is_computed_meanwhile():
     cache = filled()
     cache.add("other", computed(namespace="other"), 0)
-    cache.forget(lambda namespace: namespace == "tenant")
+    cache.forget(deleting())
     assert found(cache) == [None] * 4
     assert found(cache, namespace="other") == [0, 1, 2, 3]
     cache.add("tenant", computed(), 0)
@@ -111,6 +156,6 @@ def test_a_deletion_drops_its_namespaces_and_what_is_computed_meanwhile():
 def test_room_is_given_back():
     cache = filled(4 * SIZE)
     for _ in range(3):
-        cache.forget(lambda _: True)
+        cache.forget(deleting())
         cache.add("tenant", computed(), cache.deletions)
         assert found(cache) == [0, 1, 2, 3]

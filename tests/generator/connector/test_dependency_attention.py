@@ -236,11 +236,22 @@ class TestReuse:
         other = await ask(engine, tree_plan(kv_path((SYSTEM,)), BRANCHES, segment, source=None))
         assert other.prefill.composed_tokens == 0
 
-    async def test_a_deletion_in_the_namespace_ends_its_hits(self, engine, system):
-        segment = facts(BRANCHES, "deleted")
-        await ask(engine, tree_plan(system, BRANCHES, segment, source=None))
-        assert await engine.carry_out(Orders(forget=((system.namespace, "a document"),))) == ()
-        assert (await ask(engine, tree_plan(system, BRANCHES, segment, source=None))).prefill.composed_tokens == 0
+    async def test_a_deletion_ends_the_hits_of_what_no_other_chunk_states(self, engine, system):
+        # The first root is stated by two chunks, what is below it by one of them, and the other trees by neither.
+        stated = [
+            ("a", "b") if place == 0 else ("a",) if 0 in ancestors(BRANCHES, place) else ("c",)
+            for place in range(len(BRANCHES))
+        ]
+        branches = [msgspec.structs.replace(branch, stated_by=by) for branch, by in zip(BRANCHES, stated, strict=True)]
+        segment = facts(branches, "deleted")
+        await ask(engine, tree_plan(system, branches, segment, source=None))
+        assert await engine.carry_out(Orders(forget=((system.namespace, "a"),))) == ()
+        hit = await ask(engine, tree_plan(system, branches, segment, source=None))
+        left = [branch.tokens for branch, by in zip(BRANCHES, stated, strict=True) if by != ("a",)]
+        assert 0 < hit.prefill.composed_tokens == sum(left) < len(segment.token_ids)
+        everything = tuple((system.namespace, content) for content in "abc")
+        assert await engine.carry_out(Orders(forget=everything)) == ()
+        assert (await ask(engine, tree_plan(system, branches, segment, source=None))).prefill.composed_tokens == 0
 
 
 class TestIsolation:

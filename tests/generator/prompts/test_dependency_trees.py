@@ -10,10 +10,11 @@ def encode(text: str) -> tuple[int, ...]:
     return tuple(map(ord, text))
 
 
-def path(*parts: str) -> Path:
-    """A path of entities and relations in turn."""
+def path(*parts: str, contents: str = "") -> Path:
+    """A path of entities and relations in turn. A letter of ``contents`` names the chunk that states each relation."""
     relations = parts[1::2]
-    return Path(tuple(parts[::2]), relations, (Source("document", 0),) * len(relations), 0.5)
+    sources = tuple(Source("document", 0, content) for content in contents or "x" * len(relations))
+    return Path(tuple(parts[::2]), relations, sources, 0.5)
 
 
 def texts(paths: list[Path], *around: str) -> list[tuple[str, int]]:
@@ -50,6 +51,17 @@ def test_what_paths_begin_with_stands_once():
     ]
 
 
+def test_branches_are_stated_by_the_chunks_of_all_paths_through_them():
+    paths = [
+        path("Alice", "-like->", "Titanic", "-type->", "Tragedy", contents="ab"),
+        path("Alice", "-like->", "Rome", contents="c"),
+        path("Alice", "-like->", "Titanic", "<-direct-", "Cameron", contents="ad"),
+    ]
+    trees = dependency_trees(paths, encode, "Facts:\n")
+    # The heading, Alice, -like->, Titanic with its two relations, and Rome.
+    assert ["".join(branch.stated_by) for branch in trees.branches] == ["", "ac", "ac", "a", "b", "b", "d", "d", "c"]
+
+
 def test_trees_are_in_preorder_for_the_engine():
     paths = [path(f"root {n % 3}", f"-r{n % 2}->", f"middle {n % 5}", "-to->", f"leaf {n}") for n in range(30)]
     trees = dependency_trees(paths, encode)
@@ -64,8 +76,16 @@ def test_equal_paths_are_one_and_no_paths_are_no_trees():
 
 
 def test_the_heading_is_a_branch_that_nothing_is_below():
-    paths = [path("a", "-b->", "c"), path("d")]
-    assert texts(paths, "Facts:\n", "\n") == [("Facts:", -1), ("\na", -1), (" -b->", 1), (" c", 2), ("\nd", -1)]
+    paths = [path("a", "-b->", "c"), path("d", "-e->", "f")]
+    assert texts(paths, "Facts:\n", "\n") == [
+        ("Facts:", -1),
+        ("\na", -1),
+        (" -b->", 1),
+        (" c", 2),
+        ("\nd", -1),
+        (" -e->", 4),
+        (" f", 5),
+    ]
     assert dependency_trees(paths, encode, "Facts:\n", "\n").behind == encode("\n\n")
 
 
