@@ -272,7 +272,7 @@ def test_a_request_goes_to_the_instance_that_keeps_its_branches():
     scheduler.complete("c", 3.0, kept=True)
     assert run(scheduler, facts("d", FILM)).instance == first.instance
     assert scheduler.branches.found(first.instance, FILM) == 7
-    scheduler.branches.clear(TENANT)
+    scheduler.branches.delete(["a"], TENANT)
     assert scheduler.branches.found(first.instance, FILM) == 0
 
 

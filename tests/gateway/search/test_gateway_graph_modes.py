@@ -22,7 +22,7 @@ SHOWN = {
         {
             "entities": ["Alice", "Titanic"],
             "relations": ["-likes->"],
-            "sources": [{"document_id": "d1", "index": 0}],
+            "sources": [{"document_id": "d1", "index": 0, "content_hash": "hash"}],
             "score": 0.5,
         }
     ],

@@ -50,31 +50,24 @@ def asked(query_id: str, reuse: Reuse | None = None, **request) -> AdmissionRequ
     return msgspec.structs.replace(admission, prompt=prompt, reuse=reuse)
 
 
-async def test_a_query_that_searched_before_the_deletion_keeps_nothing_of_them(build, clock):
+@pytest.mark.parametrize(
+    ("searched_at", "reuse", "unshared", "trees_kept"),
+    [
+        pytest.param(9.0, None, True, False, id="a search before the deletion"),
+        pytest.param(11.0, None, False, True, id="a later search, which found them elsewhere"),
+        pytest.param(9.0, Reuse.EXACT, False, None, id="facts that are told in full"),
+    ],
+)
+async def test_what_a_search_before_the_deletion_found_is_not_kept(
+    build, clock, searched_at, reuse, unshared, trees_kept
+):
     controller = build()
     clock.now = 10.0
     await controller.delete_document(DELETION)
-    late = await controller.admit(asked("late", searched_at=9.0))
-    assert (late.unshared, late.trees.reuse) == (True, False)
-    await controller.complete(report("late"))
-
-
-async def test_a_search_after_the_deletion_found_them_elsewhere(build, clock):
-    controller = build()
-    clock.now = 10.0
-    await controller.delete_document(DELETION)
-    later = await controller.admit(asked("later", searched_at=11.0))
-    assert (later.unshared, later.trees.reuse) == (False, True)
-    await controller.complete(report("later"))
-
-
-async def test_told_in_full_nothing_of_them_is_kept_anyway(build, clock):
-    controller = build()
-    clock.now = 10.0
-    await controller.delete_document(DELETION)
-    told = await controller.admit(asked("told", Reuse.EXACT, searched_at=9.0))
-    assert (told.unshared, told.trees) == (False, None)
-    await controller.complete(report("told"))
+    plan = await controller.admit(asked("query", reuse, searched_at=searched_at))
+    assert plan.unshared is unshared
+    assert (plan.trees and plan.trees.reuse) is trees_kept
+    await controller.complete(report("query"))
 
 
 async def test_nothing_is_speculated_on_them(build, clock):
