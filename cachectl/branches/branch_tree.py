@@ -110,20 +110,21 @@ class BranchTree:
     def delete(self, contents: Collection[str], namespace: str | None) -> None:
         """Forget what only chunks with these content hashes state, and what is below; in one namespace, or in all."""
         for key, stated_by in list(self._stated_by.items()):
-            node = self._tree.registry.nodes.get(key)
             # It may have gone with the branch above it.
-            if node is None or (namespace is not None and node.root.content != namespace):
+            if key not in self._stated_by or stated_by.isdisjoint(contents):
                 continue
-            left = stated_by.difference(contents)
-            self._stated_by[key] = left
-            if stated_by and not left:
+            node = self._tree.registry.nodes[key]
+            if namespace is not None and node.root.content != namespace:
+                continue
+            left = self._stated_by[key] = stated_by.difference(contents)
+            if not left:
                 self._delete(node)
         # The engine is told by the deletion itself.
         self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
 
     def check_integrity(self) -> None:
         """Assert the tree's invariants."""
-        assert self._stated_by.keys() == self._tree.registry.nodes.keys(), "what states a branch is known of others"
+        assert self._stated_by.keys() == self._tree.registry.nodes.keys(), "the chunks of other branches are known"
         for cache in self._tree.tiers:
             cache.check_integrity()
 

@@ -205,8 +205,10 @@ class Controller:
         fit. Returns None if there is no room, or if nothing may be kept. Raises InvalidRequest for an id that waits or
         runs already.
         """
+        if not self._settings.speculation:
+            return None
         request = self._requests.ordered(request)
-        if not self._settings.speculation or self._requests.outdated(request):
+        if self._requests.outdated(request):
             return None
         grant = self._leases.speculate(self._requests.request(request))
         if grant is None:

@@ -105,16 +105,17 @@ class BranchCache:
     def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
         """Drop what only deleted chunks state, and what is below it.
 
-        ``is_deleted`` is asked with a namespace and content hashes, and without any whether everything there is.
+        ``is_deleted`` says whether any of these content hashes is deleted in a namespace, or all of the namespace.
         """
         with self._lock:
             self.deletions += 1
             for key, kept in list(self._kept.items()):
-                left = frozenset(content for content in kept.stated_by if not is_deleted(kept.namespace, (content,)))
-                gone = (kept.stated_by and not left) or is_deleted(kept.namespace, ())
-                kept.stated_by = left
                 # It may have gone with the branch above it.
-                if gone and key in self._kept:
+                if key not in self._kept or not is_deleted(kept.namespace, tuple(kept.stated_by)):
+                    continue
+                left = [content for content in kept.stated_by if not is_deleted(kept.namespace, (content,))]
+                kept.stated_by = frozenset(left)
+                if not left:
                     self._remove(kept)
 
     def _make_room(self) -> None:

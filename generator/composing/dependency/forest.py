@@ -1,6 +1,7 @@
 """Who attends to whom in dependency trees (DepCache, Algorithm 1)."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -42,10 +43,12 @@ class Forest:
         places = torch.arange(self.place.start, self.place.end)
         return (places + shifts.repeat_interleave(self._counts)).to(device)
 
+    @cached_property
     def branch_of_tokens(self) -> torch.Tensor:
         """The branch that each token of the trees belongs to, shape [tokens]."""
         return torch.arange(len(self.branches)).repeat_interleave(self._counts)
 
+    @cached_property
     def ancestors(self) -> torch.Tensor:
         """Which branches each branch's tokens attend to, shape [branches, branches]: its ancestors and itself."""
         # Of NumPy, because torch takes a multiple of the time for so little work.
@@ -58,7 +61,7 @@ class Forest:
     def mask(self, branches: range) -> torch.Tensor:
         """Who attends to whom within one tree, shape [tokens, tokens]: row v has its ancestors and v itself."""
         own = slice(branches.start, branches.stop)
-        ancestors = self.ancestors()[own, own]
+        ancestors = self.ancestors[own, own]
         of_token = torch.arange(len(branches)).repeat_interleave(self._counts[own])
         # An ancestor stands in front of a token. So this also makes a branch's own tokens attend causally.
         return ancestors[of_token][:, of_token].tril()

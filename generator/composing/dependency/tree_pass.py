@@ -33,7 +33,7 @@ def tree_pass(forest: Forest, part: Sequence[Run], blocks: torch.Tensor) -> Tree
     prompt's front, the ancestors of its first token, and what stands between its first token and its last one.
     """
     computed = positions_of(part, torch.device("cpu")) - forest.place.start
-    ancestors, branch_of = forest.ancestors(), forest.branch_of_tokens()
+    ancestors, branch_of = forest.ancestors, forest.branch_of_tokens
     front = torch.arange(forest.front)
     places, masks = [], []
     for tokens in torch.split(computed, _group_tokens(len(computed), forest.front)):
@@ -44,9 +44,13 @@ def tree_pass(forest: Forest, part: Sequence[Run], blocks: torch.Tensor) -> Tree
         in_tree = attended[:, branch_of[own]] & (own <= tokens[:, None])
         in_front = torch.ones(len(tokens), forest.front, dtype=torch.bool)
         places.append(torch.cat([front, own + forest.place.start]))
-        # Keys first, for the padding.
-        masks.append(torch.cat([in_front, in_tree], 1).T)
-    return TreePass(pad_sequence(places, batch_first=True).to(blocks.device), _padded(masks).to(blocks.device), blocks)
+        masks.append(torch.cat([in_front, in_tree], 1))
+    padded = pad_sequence(places, batch_first=True)
+    # The first group has as many tokens as any.
+    mask = torch.zeros(len(masks), len(masks[0]), padded.shape[1], dtype=torch.bool)
+    for number, (tokens_mask, keys) in enumerate(zip(masks, places, strict=True)):
+        mask[number, : len(tokens_mask), : len(keys)] = tokens_mask
+    return TreePass(padded.to(blocks.device), mask.to(blocks.device), blocks)
 
 
 def _group_tokens(tokens: int, front: int) -> int:
@@ -54,10 +58,3 @@ def _group_tokens(tokens: int, front: int) -> int:
     # Each group has a copy of the front's keys, which must not outweigh what they are multiplied with.
     groups = -(-tokens // max(_GROUP_TOKENS, front // 4))
     return -(-tokens // groups)
-
-
-def _padded(masks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Masks [keys, tokens] as one of shape [groups, tokens, keys]."""
-    tokens = max(mask.shape[1] for mask in masks)
-    wide = [torch.nn.functional.pad(mask, (0, tokens - mask.shape[1])) for mask in masks]
-    return pad_sequence(wide, batch_first=True).transpose(1, 2).contiguous()
