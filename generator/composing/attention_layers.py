@@ -28,15 +28,16 @@ _ROTATIONS = frozenset(
 class AttentionLayer:
     """An attention layer of vLLM: its ``name``, its ``module``, and the ``rotation`` of its keys.
 
-    Its KV cache has ``num_blocks`` blocks.
+    Its KV cache has ``num_blocks`` blocks of ``shape``, and numbers of ``dtype``.
     """
 
     def __init__(self, places: LayerPlaces, module: Any, rotation: Rotation, num_blocks: int) -> None:  # noqa: ANN401
         self.name = places.name
         self.module = module
         self.rotation = rotation
-        self._page_tokens = places.shape.tokens
+        self.shape = places.shape
         cache: torch.Tensor = module.kv_cache
+        self.dtype = cache.dtype
         # Backends put the blocks first, or second behind K and V.
         self._cache = cache.movedim(list(cache.shape).index(num_blocks), 0)
         self._in_page = LayerCodec(places.shape, places.in_page, cache.device)
@@ -53,9 +54,10 @@ class AttentionLayer:
     def kv(self, blocks: torch.Tensor, positions: torch.Tensor) -> LayerKv:
         """Keys and values of the tokens at ``positions`` of a prompt in ``blocks`` of the KV cache, in their order."""
         # Reading all of a prompt's blocks for a few tokens takes longer than computing them.
-        read, place = torch.unique(positions // self._page_tokens, return_inverse=True)
+        tokens = self.shape.tokens
+        read, place = torch.unique(positions // tokens, return_inverse=True)
         numbers = self._cache.index_select(0, blocks[read]).flatten(1)
-        return self._in_block.decode(numbers, place * self._page_tokens + positions % self._page_tokens)
+        return self._in_block.decode(numbers, place * tokens + positions % tokens)
 
     def write(self, kv: LayerKv, slots: torch.Tensor) -> None:
         """Write tokens' keys and values into their slots of the KV cache."""

@@ -14,6 +14,7 @@ from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.auxiliary.token_spans import TokenSpans
 from generator.composing.composer import Composer
 from generator.composing.dependency.branch_cache import BranchCache
+from generator.composing.dependency.token_kv import TokenKv
 from generator.composing.dependency.tree_composer import TreeComposer
 from generator.composing.deviation import Deviation
 from generator.composing.partial_forward import PartialForward
@@ -81,12 +82,13 @@ def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int
     deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
     page_tokens = blocks.page_tokens
     documents = Composer(layers, forward, selectors, deviation, kept, beside, page_tokens, step_tokens)
-    room = int(settings.graph_gib * (1 << 30))
+    branch_tokens = int(settings.graph_gib * (1 << 30)) * page_tokens // blocks.page_bytes
+    memory = TokenKv.empty(branch_tokens, layers, torch.device("cpu"))
     try:
-        trees = TreeComposer(layers, forward, BranchCache(room), page_tokens, step_tokens)
+        trees = TreeComposer(layers, forward, BranchCache(memory), page_tokens, step_tokens)
     except ConfigError as error:
         return Composers(documents, None, error.message, 0)
-    return Composers(documents, trees, "", room * page_tokens // blocks.page_bytes)
+    return Composers(documents, trees, "", branch_tokens)
 
 
 def _auxiliary_selectors(

@@ -7,72 +7,79 @@ from typing import NamedTuple
 
 import torch
 
+from generator.composing.dependency.token_kv import TokenKv
 
-class BranchKv(NamedTuple):
-    """A branch's ``keys`` and ``values``, each [layers, tokens, heads, dim]; its first token had the ``position``."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+class KeptBranch(NamedTuple):
+    """Where a branch's KV is kept: the ``rows`` of its tokens. Its first token had the ``position``."""
+
+    rows: tuple[int, ...]
     position: int
-
-    @property
-    def size(self) -> int:
-        """The bytes of both."""
-        return self.keys.nbytes + self.values.nbytes
 
 
 class ComputedBranch(NamedTuple):
     """A branch by its ``key`` (`protocol.dependency.branch_keys`), and its parent's; None for a root.
 
-    Chunks with the content hashes ``stated_by`` state it. Its ``kv`` is None if it was found and not computed.
+    Chunks with the content hashes ``stated_by`` state it. Its first token has the ``position``. Its KV is that of the
+    ``tokens`` among those that were computed; None if it was found.
     """
 
     key: bytes
     parent: bytes | None
     stated_by: tuple[str, ...]
-    kv: BranchKv | None
+    position: int
+    tokens: range | None
 
 
 class _Kept:
     """A branch that is kept. ``used`` is when it was last used."""
 
-    __slots__ = ("below", "key", "kv", "namespace", "parent", "stated_by", "used")
+    __slots__ = ("below", "branch", "key", "namespace", "parent", "stated_by", "used")
 
-    def __init__(self, namespace: str, key: bytes, parent: "_Kept | None", kv: BranchKv) -> None:
+    def __init__(self, namespace: str, key: bytes, parent: "_Kept | None", branch: KeptBranch) -> None:
         self.namespace = namespace
         self.key = key
         self.parent = parent
-        self.kv = kv
+        self.branch = branch
         self.used = 0
         self.stated_by: frozenset[str] = frozenset()
         self.below: set[_Kept] = set()
 
 
 class BranchCache:
-    """Branches' KV of at most ``size`` bytes, each behind its parent. May be used from several threads.
+    """Branches' KV in ``memory``, each behind its parent. May be used from several threads; one of them adds.
 
     Plans say what leaves (``drop``). If that does not make the room, the leaf whose last use is the longest ago leaves.
     ``deletions`` counts the calls of ``forget``.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, memory: TokenKv) -> None:
         self.deletions = 0
-        self._room = size
+        self._memory = memory
+        # The lowest last, so that memory which was never needed is never touched.
+        self._free = list(range(memory.tokens))[::-1]
         self._uses = 0
         self._kept: dict[bytes, _Kept] = {}
         self._lock = threading.Lock()
 
-    def find(self, keys: Sequence[bytes]) -> list[BranchKv | None]:
-        """The KV of those branches that are kept."""
+    def find(self, keys: Sequence[bytes]) -> list[KeptBranch | None]:
+        """Those of the branches that are kept."""
         with self._lock:
             self._uses += 1
             found = [self._kept.get(key) for key in keys]
             for kept in found:
                 if kept is not None:
                     kept.used = self._uses
-            return [kept.kv if kept is not None else None for kept in found]
+            return [kept.branch if kept is not None else None for kept in found]
 
-    def add(self, namespace: str, branches: Sequence[ComputedBranch], deletions: int) -> None:
+    def read(self, branches: Sequence[KeptBranch]) -> TokenKv:
+        """The KV of found branches' tokens, one branch after the other.
+
+        It is there until the next ``add``, whatever is dropped or deleted meanwhile.
+        """
+        return self._memory.rows(_rows(branches))
+
+    def add(self, namespace: str, branches: Sequence[ComputedBranch], computed: TokenKv, deletions: int) -> None:
         """Keep a prompt's branches, in pre-order, as far as there is room. One whose parent is not kept is left out.
 
         Nothing is kept if there were more than so many ``deletions``: the facts may be among the deleted ones.
@@ -81,18 +88,34 @@ class BranchCache:
             if deletions != self.deletions:
                 return
             self._uses += 1
-            for key, above, stated_by, kv in branches:
-                kept = self._kept.get(key)
-                parent = self._kept.get(above) if above is not None else None
-                if kept is None and kv is not None and (above is None or parent is not None):
-                    kept = self._kept[key] = _Kept(namespace, key, parent, kv)
-                    if parent is not None:
-                        parent.below.add(kept)
-                    self._room -= kv.size
+            for branch in branches:
+                kept = self._kept.get(branch.key)
                 if kept is not None:
                     kept.used = self._uses
+            self._make_room(computed.tokens)
+            new: dict[bytes, _Kept] = {}
+            taken: list[int] = []
+            for key, above, stated_by, position, tokens in branches:
+                kept = self._kept.get(key)
+                parent = self._kept.get(above) or new.get(above) if above is not None else None
+                behind_its_parent = above is None or parent is not None
+                room = len(self._free) - len(taken)
+                if kept is None and tokens is not None and behind_its_parent and len(tokens) <= room:
+                    rows = tuple(self._free[room - len(tokens) : room])
+                    kept = new[key] = _Kept(namespace, key, parent, KeptBranch(rows, position))
+                    kept.used = self._uses
+                    taken += tokens
+                if kept is not None:
                     kept.stated_by = kept.stated_by.union(stated_by)
-            self._make_room()
+            # Before anything of it can be found.
+            self._memory.write(
+                _rows([kept.branch for kept in new.values()]), computed.rows(torch.tensor(taken, dtype=torch.long))
+            )
+            del self._free[len(self._free) - len(taken) :]
+            for key, kept in new.items():
+                self._kept[key] = kept
+                if kept.parent is not None:
+                    kept.parent.below.add(kept)
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Drop branches, with what is kept below them. Those that are not kept are ignored."""
@@ -118,13 +141,16 @@ class BranchCache:
                 if not left:
                     self._remove(kept)
 
-    def _make_room(self) -> None:
-        if self._room >= 0:
+    def _make_room(self, tokens: int) -> None:
+        """Make room for so many tokens, but not at the cost of what is in use."""
+        if tokens <= len(self._free):
             return
         leaves = [(kept.used, key, kept) for key, kept in self._kept.items() if not kept.below]
         heapify(leaves)
-        while self._room < 0 and leaves:
-            _, _, leaf = heappop(leaves)
+        while tokens > len(self._free) and leaves:
+            used, _, leaf = heappop(leaves)
+            if used == self._uses:
+                return
             self._remove(leaf)
             above = leaf.parent
             if above is not None and not above.below:
@@ -139,4 +165,8 @@ class BranchCache:
             kept = going.pop()
             going += kept.below
             del self._kept[kept.key]
-            self._room += kept.kv.size
+            self._free += kept.branch.rows
+
+
+def _rows(branches: Sequence[KeptBranch]) -> torch.Tensor:
+    return torch.tensor([row for branch in branches for row in branch.rows], dtype=torch.long)

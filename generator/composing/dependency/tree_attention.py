@@ -13,14 +13,15 @@ from protocol.errors import ConfigError
 
 
 class TreeAttention:
-    """Computes a layer's attention under the masks of a ``TreePass``, out of the layer's KV cache.
+    """Computes a layer's attention under the masks of a ``TreePass``. The layer is the model's ``number``-th.
 
     vLLM's backends know no such masks, and their tables name whole blocks of tokens, but a branch has a few tokens.
     Writing to the KV cache stays with the ``layer``'s own implementation. Raises ConfigError for a layer whose
     attention does more than a softmax over scaled products.
     """
 
-    def __init__(self, layer: AttentionLayer) -> None:
+    def __init__(self, number: int, layer: AttentionLayer) -> None:
+        self._number = number
         self._layer = layer
         self._own = layer.module.impl
         for feature in ("logits_soft_cap", "sinks", "alibi_slopes"):
@@ -48,17 +49,24 @@ class TreeAttention:
         self,
         module: Any,  # noqa: ANN401, ARG002  # vLLM is untyped here
         query: torch.Tensor,
-        key: torch.Tensor,  # noqa: ARG002
-        value: torch.Tensor,  # noqa: ARG002
+        key: torch.Tensor,
+        value: torch.Tensor,
         kv_cache: torch.Tensor,  # noqa: ARG002
         attn_metadata: TreePass,
         output: torch.Tensor,
         **_: Any,  # noqa: ANN401
     ) -> torch.Tensor:
-        """Fill ``output`` [tokens, heads, value_dim] for ``query`` [tokens, heads, key_dim]."""
-        places, mask, blocks = attn_metadata
+        """Fill ``output`` [tokens, heads, value_dim] for ``query`` and ``key`` [tokens, heads, key_dim]."""
+        context, chosen, mask, blocks, computed = attn_metadata
+        if computed is not None:
+            own = computed.layers[self._number]
+            own.keys.copy_(key)
+            own.values.copy_(value)
+        # The pass's own keys are in the cache by now, but in the backend's layout, which takes longer to read.
+        there = self._layer.kv(blocks, context)
+        keys = torch.cat([there.keys, key]).index_select(0, chosen.flatten())
+        values = torch.cat([there.values, value]).index_select(0, chosen.flatten())
         groups, size = mask.shape[:2]
-        keys, values = self._layer.kv(blocks, places.flatten())
         queries = pad(query, (0, 0, 0, 0, 0, groups * size - len(query)))
         attended = scaled_dot_product_attention(
             _in_groups(queries, groups),

@@ -1,7 +1,6 @@
 """Computes a prompt's dependency trees, or takes the KV that an earlier prompt computed (DepCache, Algorithm 2)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -9,8 +8,9 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composer import Composed
-from generator.composing.dependency.branch_cache import BranchCache, BranchKv, ComputedBranch
+from generator.composing.dependency.branch_cache import BranchCache, ComputedBranch, KeptBranch
 from generator.composing.dependency.forest import Forest
+from generator.composing.dependency.token_kv import TokenKv
 from generator.composing.dependency.tree_attention import TreeAttention, in_place_of_own
 from generator.composing.dependency.tree_pass import tree_pass
 from generator.composing.partial_forward import PartialForward
@@ -48,7 +48,7 @@ class TreeComposer:
         step_tokens: int,
     ) -> None:
         self._layers = layers
-        self._attentions = [TreeAttention(layer) for layer in layers]
+        self._attentions = [TreeAttention(number, layer) for number, layer in enumerate(layers)]
         self._forward = forward
         self._kept = kept
         self._page_tokens = page_tokens
@@ -75,39 +75,41 @@ class TreeComposer:
         self._kept.drop(task.trees.dropped)
         keys = branch_keys(task.namespace, task.trees, ids)
         found = self._kept.find(keys) if task.trees.reuse else [None] * len(keys)
-        hits = [place for place, kv in enumerate(found) if kv is not None]
-        self._place(task, forest, [(place, kv) for place, kv in enumerate(found) if kv is not None])
-        missing = [place for place, kv in enumerate(found) if kv is None]
+        hits = [(place, kept) for place, kept in enumerate(found) if kept is not None]
+        self._place(task, forest, hits)
+        missing = [forest.runs[place] for place, kept in enumerate(found) if kept is None]
+        computed = self._room_for(missing) if task.trees.reuse else None
         positions = forest.token_positions(task.blocks.device)
-        for part in slices([forest.runs[place] for place in missing], self._step_tokens):
+        done = 0
+        for part in slices(missing, self._step_tokens):
             yield None
-            self._compute(task, forest, positions, part)
-        if task.trees.reuse:
-            parents = [keys[branch.parent] if branch.parent >= 0 else None for branch in forest.branches]
-            stated_by = [branch.stated_by for branch in forest.branches]
-            computed = map(ComputedBranch, keys, parents, stated_by, self._read(task, forest, missing))
-            self._kept.add(task.namespace, list(computed), task.deletions)
-        yield Composed(sum(forest.branches[place].tokens for place in hits), 0, 0.0)
+            behind = done + sum(run.tokens for run in part)
+            self._compute(task, forest, positions, part, computed and computed.part(done, behind))
+            done = behind
+        if computed is not None:
+            branches = _computed_branches(forest, keys, found)
+            self._kept.add(task.namespace, branches, computed.to(torch.device("cpu")), task.deletions)
+        yield Composed(sum(forest.branches[place].tokens for place, _ in hits), 0, 0.0)
 
-    def _place(self, task: TreeTask, forest: Forest, hits: Sequence[tuple[int, BranchKv]]) -> None:
+    def _place(self, task: TreeTask, forest: Forest, hits: Sequence[tuple[int, KeptBranch]]) -> None:
         """Write the KV of branches into their places, moved to their positions there."""
         if not hits:
             return
         device = task.blocks.device
         slots = self._slots([forest.runs[place] for place, _ in hits], task.blocks)
         counts = torch.tensor([forest.branches[place].tokens for place, _ in hits])
-        moves = torch.tensor([forest.positions[place] - kv.position for place, kv in hits])
+        moves = torch.tensor([forest.positions[place] - kept.position for place, kept in hits])
         by: int | torch.Tensor = moves.repeat_interleave(counts).to(device) if moves.any() else 0
-        keys = torch.cat([kv.keys for _, kv in hits], 1).to(device)
-        values = torch.cat([kv.values for _, kv in hits], 1).to(device)
-        for layer, layer_keys, layer_values in zip(self._layers, keys, values, strict=True):
-            layer.write(LayerKv(layer.rotation.moved(layer_keys, by), layer_values), slots)
+        kv = self._kept.read([kept for _, kept in hits]).to(device)
+        for layer, (keys, values) in zip(self._layers, kv.layers, strict=True):
+            layer.write(LayerKv(layer.rotation.moved(keys, by), values), slots)
 
-    def _compute(self, task: TreeTask, forest: Forest, positions: torch.Tensor, part: Sequence[Run]) -> None:
+    def _compute(
+        self, task: TreeTask, forest: Forest, positions: torch.Tensor, part: Sequence[Run], computed: TokenKv | None
+    ) -> None:
         """Compute runs of the trees' tokens, whose ancestors are in place or among them."""
-        device = task.blocks.device
-        places = positions_of(part, device)
-        attention = tree_pass(forest, part, task.blocks)
+        places = positions_of(part, task.blocks.device)
+        attention = tree_pass(forest, part, task.blocks, self._layers[0].dtype, computed)
         with in_place_of_own(self._attentions):
             self._forward.compute_with(
                 task.token_ids[places],
@@ -117,22 +119,22 @@ class TreeComposer:
                 attention,
             )
 
-    def _read(self, task: TreeTask, forest: Forest, places: Sequence[int]) -> list[BranchKv | None]:
-        """The KV of the branches at these places out of the engine's blocks; None for the others."""
-        found: list[BranchKv | None] = [None] * len(forest.branches)
-        if not places:
-            return found
-        runs = [forest.runs[place] for place in places]
-        positions = positions_of(runs, task.blocks.device)
-        read = [layer.kv(task.blocks, positions) for layer in self._layers]
-        keys = torch.stack([kv.keys for kv in read]).cpu()
-        values = torch.stack([kv.values for kv in read]).cpu()
-        counts = [run.tokens for run in runs]
-        for place, end, count in zip(places, accumulate(counts), counts, strict=True):
-            own = slice(end - count, end)
-            # A part of a tensor would keep all of it in memory.
-            found[place] = BranchKv(keys[:, own].clone(), values[:, own].clone(), forest.positions[place])
-        return found
+    def _room_for(self, runs: Sequence[Run]) -> TokenKv:
+        return TokenKv.empty(sum(run.tokens for run in runs), self._layers, self._forward.device)
 
     def _slots(self, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor:
         return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
+
+
+def _computed_branches(
+    forest: Forest, keys: Sequence[bytes], found: Sequence[KeptBranch | None]
+) -> list[ComputedBranch]:
+    """A prompt's branches, of which those that were not ``found`` were computed in their order."""
+    branches = []
+    done = 0
+    for place, (key, branch) in enumerate(zip(keys, forest.branches, strict=True)):
+        tokens = range(done, done + branch.tokens) if found[place] is None else None
+        parent = keys[branch.parent] if branch.parent >= 0 else None
+        branches.append(ComputedBranch(key, parent, branch.stated_by, forest.positions[place], tokens))
+        done += len(tokens or ())
+    return branches

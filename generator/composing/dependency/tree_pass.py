@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from generator.composing.dependency.forest import Forest
+from generator.composing.dependency.token_kv import TokenKv
 from generator.composing.runs import Run, positions_of
 
 _GROUP_TOKENS = 48
@@ -16,27 +17,36 @@ _GROUP_TOKENS = 48
 class TreePass(NamedTuple):
     """A pass's tokens in groups of one size, each with the keys that any of its tokens attends to.
 
+    ``context`` are the places in the prompt, whose ``blocks`` these are, of the keys that are in the KV cache. Behind
+    them come the pass's own. ``keys`` [groups, keys] says which of both a group has. ``mask`` [groups, tokens, keys] is
+    0 where a token attends to a key of its group, and else minus infinity.
+
     Groups are consecutive. The last one is padded with tokens that do not exist, and all are padded with keys that
-    nothing attends to. ``places`` [groups, keys] are the keys' places in the prompt, whose ``blocks`` these are.
-    ``mask`` [groups, tokens, keys] says which keys of its group a token attends to.
+    nothing attends to. The KV of the pass's tokens goes to ``computed``, too, if that is not None.
     """
 
-    places: torch.Tensor
+    context: torch.Tensor
+    keys: torch.Tensor
     mask: torch.Tensor
     blocks: torch.Tensor
+    computed: TokenKv | None
 
 
-def tree_pass(forest: Forest, part: Sequence[Run], blocks: torch.Tensor) -> TreePass:
+def tree_pass(
+    forest: Forest, part: Sequence[Run], blocks: torch.Tensor, dtype: torch.dtype, computed: TokenKv | None = None
+) -> TreePass:
     """The pass that computes these runs of the trees' tokens, whose ancestors are in place or among them.
+
+    ``dtype`` is that of the attention.
 
     A token has few ancestors, but a tree has many tokens. So a group does not have its tree for keys: it has the
     prompt's front, the ancestors of its first token, and what stands between its first token and its last one.
     """
-    computed = positions_of(part, torch.device("cpu")) - forest.place.start
+    own_tokens = positions_of(part, torch.device("cpu")) - forest.place.start
     ancestors, branch_of = forest.ancestors, forest.branch_of_tokens
     front = torch.arange(forest.front)
     places, masks = [], []
-    for tokens in torch.split(computed, _group_tokens(len(computed), forest.front)):
+    for tokens in torch.split(own_tokens, _group_tokens(len(own_tokens), forest.front)):
         attended = ancestors[branch_of[tokens]]
         own = attended.any(0)[branch_of].nonzero()[:, 0]
         own = own[own <= tokens[-1]]
@@ -45,12 +55,21 @@ def tree_pass(forest: Forest, part: Sequence[Run], blocks: torch.Tensor) -> Tree
         in_front = torch.ones(len(tokens), forest.front, dtype=torch.bool)
         places.append(torch.cat([front, own + forest.place.start]))
         masks.append(torch.cat([in_front, in_tree], 1))
-    padded = pad_sequence(places, batch_first=True)
-    # The first group has as many tokens as any.
-    mask = torch.zeros(len(masks), len(masks[0]), padded.shape[1], dtype=torch.bool)
-    for number, (tokens_mask, keys) in enumerate(zip(masks, places, strict=True)):
-        mask[number, : len(tokens_mask), : len(keys)] = tokens_mask
-    return TreePass(padded.to(blocks.device), mask.to(blocks.device), blocks)
+    own_places = own_tokens + forest.place.start
+    padded = pad_sequence(places, batch_first=True, padding_value=int(own_places[0]))
+    # The first group has as many tokens as any. What does not exist attends to everything: minus infinity everywhere
+    # would make it NaN.
+    mask = torch.zeros(len(masks), len(masks[0]), padded.shape[1], dtype=dtype)
+    for number, attends in enumerate(masks):
+        rows, keys = attends.shape
+        mask[number, :rows].fill_(-torch.inf)
+        mask[number, :rows, :keys].masked_fill_(attends, 0)
+    needed: torch.Tensor = torch.unique(padded)
+    context = needed[torch.isin(needed, own_places, invert=True)]
+    numbers = torch.empty(forest.place.end, dtype=torch.long)
+    numbers[torch.cat([context, own_places])] = torch.arange(len(context) + len(own_places))
+    device = blocks.device
+    return TreePass(context.to(device), numbers[padded].to(device), mask.to(device), blocks, computed)
 
 
 def _group_tokens(tokens: int, front: int) -> int:

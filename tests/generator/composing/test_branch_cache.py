@@ -2,30 +2,44 @@
 
 import torch
 
-from generator.composing.dependency.branch_cache import BranchCache, BranchKv, ComputedBranch
+from generator.composing.codec import LayerKv
+from generator.composing.dependency.branch_cache import BranchCache, ComputedBranch
+from generator.composing.dependency.token_kv import TokenKv
 
 PATH = ["film", "by", "director"]
 PARENTS = {"film": None, "by": "film", "director": "by", "city": None}
 KEYS = list(PARENTS)
-SIZE = 2 * 4 * 4
-"""Bytes of a branch in these tests."""
-
-
-def kv(position: int) -> BranchKv:
-    """Keys and values of one token, two layers, and one head of two numbers."""
-    return BranchKv(torch.full((2, 1, 1, 2), float(position)), torch.zeros(2, 1, 1, 2), position)
-
-
+TOKENS = {"film": 2, "by": 1, "director": 3, "city": 2}
+ALL = sum(TOKENS.values())
 STATED_BY = {"film": ("a", "b"), "by": ("a",), "director": ("a",), "city": ("b",)}
 
 
+def memory(tokens: int) -> TokenKv:
+    """Memory for two layers, of one head each."""
+    return TokenKv(tuple(LayerKv(torch.empty(tokens, 1, 2), torch.empty(tokens, 1, 3)) for _ in range(2)))
+
+
+def kv(tokens: int, first: float) -> TokenKv:
+    """Each token of a prompt has its own numbers."""
+    numbers = first + torch.arange(tokens).view(tokens, 1, 1)
+    return TokenKv((LayerKv(numbers.expand(tokens, 1, 2), -numbers.expand(tokens, 1, 3)),) * 2)
+
+
+def add(cache: BranchCache, branches: list[ComputedBranch], deletions: int = 0, first: float = 0.0) -> None:
+    """Keep a prompt's branches in its namespace, whose computed tokens have numbers from ``first`` on."""
+    cache.add("tenant", branches, kv(sum(len(branch.tokens or ()) for branch in branches), first), deletions)
+
+
 def computed(keys=KEYS, parents=PARENTS, namespace="", stated_by=STATED_BY) -> list[ComputedBranch]:
-    return [
-        ComputedBranch(
-            _key(key, namespace), parents[key] and _key(parents[key], namespace), stated_by[key], kv(position)
-        )
-        for position, key in enumerate(keys)
-    ]
+    """Branches that were computed, with their places among ``keys`` for positions."""
+    branches = []
+    done = 0
+    for position, key in enumerate(keys):
+        above = parents[key] and _key(parents[key], namespace)
+        tokens = range(done, done + TOKENS[key])
+        branches.append(ComputedBranch(_key(key, namespace), above, stated_by[key], position, tokens))
+        done = tokens.stop
+    return branches
 
 
 def deleting(*contents: str, namespace: str = "tenant"):
@@ -38,17 +52,18 @@ def _key(name: str, namespace: str) -> bytes:
 
 
 def root(name: str, position: int = 9) -> list[ComputedBranch]:
-    return [ComputedBranch(name.encode(), None, (), kv(position))]
+    """A tree of one branch, of two tokens."""
+    return [ComputedBranch(name.encode(), None, (), position, range(2))]
 
 
-def filled(size: int = 100 * SIZE) -> BranchCache:
-    cache = BranchCache(size)
-    cache.add("tenant", computed(), 0)
+def filled(tokens: int = 100 * ALL) -> BranchCache:
+    cache = BranchCache(memory(tokens))
+    add(cache, computed())
     return cache
 
 
 def found(cache: BranchCache, keys=KEYS, namespace="") -> list[int | None]:
-    """The positions of the branches' KV."""
+    """The branches' positions."""
     return [None if one is None else one.position for one in cache.find([_key(key, namespace) for key in keys])]
 
 
@@ -57,54 +72,93 @@ def test_branches_are_found_by_key():
     assert found(filled(), ["film", "unknown"]) == [0, None]
 
 
+def read(cache: BranchCache, *names: str) -> list[float]:
+    """The numbers of branches' tokens, which are the same in all of their keys, and negative in their values."""
+    kept = [one for one in cache.find([name.encode() for name in names]) if one is not None]
+    assert len(kept) == len(names)
+    layers = cache.read(kept).layers
+    numbers = layers[0].keys[:, 0, 0]
+    for keys, values in layers:
+        assert torch.equal(keys, numbers.view(-1, 1, 1).expand_as(keys))
+        assert torch.equal(values, -numbers.view(-1, 1, 1).expand_as(values))
+    return numbers.tolist()
+
+
+def test_what_was_computed_is_read():
+    assert read(filled(), "film", "by", "director", "city") == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert read(filled(), "city", "by") == [6, 7, 2]
+
+
+def test_memory_that_was_given_back_is_written_again():
+    cache = filled(ALL)
+    for first in (100.0, 200.0):
+        cache.drop([b"by", b"one"])
+        add(cache, root("one"), first=first)
+        assert read(cache, "one", "city", "film") == [first, first + 1, 6, 7, 0, 1]
+
+
+def test_what_was_found_is_there_until_something_is_added():
+    cache = filled(ALL)
+    kept = [one for one in cache.find([b"city"]) if one is not None]
+    cache.forget(deleting())
+    assert cache.read(kept).layers[0].keys[:, 0, 0].tolist() == [6, 7]
+
+
+def test_nothing_of_a_prompt_makes_room_for_the_rest_of_it():
+    cache = filled(ALL)
+    found_again = [branch._replace(tokens=None) for branch in computed()]
+    add(cache, [*found_again, *root("one")])
+    assert found(cache, [*KEYS, "one"]) == [0, 1, 2, 3, None]
+
+
 def test_a_branch_without_its_parent_is_not_kept():
-    cache = BranchCache(100 * SIZE)
-    cache.add("tenant", computed(["by", "director", "city"]), 0)
+    cache = BranchCache(memory(100 * ALL))
+    add(cache, computed(["by", "director", "city"]))
     assert found(cache) == [None, None, None, 2]
 
 
 def test_what_is_kept_already_stays_and_what_is_new_is_added_behind_it():
     cache = filled()
     new = [
-        ComputedBranch(b"film", None, (), None),
-        ComputedBranch(b"year", b"film", (), kv(7)),
-        *root("city", 8),
+        ComputedBranch(b"film", None, (), 0, None),
+        ComputedBranch(b"year", b"film", (), 7, range(1)),
+        ComputedBranch(b"city", None, (), 8, range(1, 3)),
     ]
-    cache.add("tenant", new, 0)
+    add(cache, new)
     assert found(cache, [*KEYS, "year"]) == [0, 1, 2, 3, 7]
 
 
 def test_what_a_plan_names_is_dropped_with_what_is_below_it():
-    cache = filled(4 * SIZE)
+    cache = filled(ALL)
     cache.drop([b"by", b"director", b"unknown"])
     assert found(cache) == [0, None, None, 3]
     for name in ("one", "two"):
-        cache.add("tenant", root(name), 0)
+        add(cache, root(name))
     # There was room for both.
     assert found(cache, [*KEYS, "one", "two"]) == [0, None, None, 3, 9, 9]
 
 
 def test_a_branch_that_was_dropped_is_kept_again():
-    cache = filled(4 * SIZE)
+    cache = filled(ALL)
     cache.drop([b"film"])
-    cache.add("tenant", computed(), 0)
+    add(cache, computed())
     assert found(cache) == [0, 1, 2, 3]
 
 
 def test_without_room_the_leaves_that_are_unused_for_longest_leave_first():
-    cache = filled(4 * SIZE)
+    cache = filled(ALL)
     found(cache, ["film"])
-    cache.add("tenant", root("one"), 0)
+    add(cache, root("one"))
     # The leaf of the path and the other tree were used equally long ago; the root was used since.
     assert found(cache)[:2] == [0, 1]
     assert found(cache).count(None) == 1
     for number in range(4):
-        cache.add("tenant", root(f"root {number}"), 0)
+        add(cache, root(f"root {number}"))
     assert found(cache) == [None] * 4
 
 
 def test_it_never_keeps_more_than_its_size():
-    cache = filled(2 * SIZE)
+    cache = filled(3)
     assert found(cache).count(None) == 2
     assert found(cache)[0] is not None or found(cache)[3] is not None
     assert found(filled(0)) == [None] * 4
@@ -119,22 +173,22 @@ def test_a_deletion_drops_what_no_other_chunk_states():
 
 
 def test_a_deletion_drops_what_is_below_although_other_chunks_state_it():
-    cache = BranchCache(100 * SIZE)
-    cache.add("tenant", computed(stated_by=STATED_BY | {"director": ("a", "b")}), 0)
+    cache = BranchCache(memory(100 * ALL))
+    add(cache, computed(stated_by=STATED_BY | {"director": ("a", "b")}))
     cache.forget(deleting("a"))
     assert found(cache) == [0, None, None, 3]
 
 
 def test_a_later_prompt_may_state_a_kept_branch_by_another_chunk():
     cache = filled()
-    cache.add("tenant", [ComputedBranch(b"film", None, ("c",), None), ComputedBranch(b"by", b"film", ("c",), None)], 0)
+    add(cache, [ComputedBranch(b"film", None, ("c",), 0, None), ComputedBranch(b"by", b"film", ("c",), 1, None)])
     cache.forget(deleting("a", "b"))
     assert found(cache) == [0, 1, None, None]
 
 
 def test_what_no_chunk_states_is_the_prompts_own_and_stays():
     cache = filled()
-    cache.add("tenant", root("Facts:"), 0)
+    add(cache, root("Facts:"))
     cache.forget(deleting("a", "b"))
     assert found(cache, ["Facts:"]) == [9]
     cache.forget(deleting())
@@ -143,19 +197,19 @@ def test_what_no_chunk_states_is_the_prompts_own_and_stays():
 
 def test_a_deletion_of_everything_drops_its_namespaces_and_what_is_computed_meanwhile():
     cache = filled()
-    cache.add("other", computed(namespace="other"), 0)
+    cache.add("other", computed(namespace="other"), kv(ALL, 0.0), 0)
     cache.forget(deleting())
     assert found(cache) == [None] * 4
     assert found(cache, namespace="other") == [0, 1, 2, 3]
-    cache.add("tenant", computed(), 0)
+    add(cache, computed())
     assert found(cache) == [None] * 4
-    cache.add("tenant", computed(), cache.deletions)
+    add(cache, computed(), cache.deletions)
     assert found(cache) == [0, 1, 2, 3]
 
 
 def test_room_is_given_back():
-    cache = filled(4 * SIZE)
+    cache = filled(ALL)
     for _ in range(3):
         cache.forget(deleting())
-        cache.add("tenant", computed(), cache.deletions)
+        add(cache, computed(), cache.deletions)
         assert found(cache) == [0, 1, 2, 3]
