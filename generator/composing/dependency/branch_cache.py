@@ -36,13 +36,21 @@ class _Kept:
 
     __slots__ = ("below", "branch", "key", "namespace", "parent", "stated_by", "used")
 
-    def __init__(self, namespace: str, key: bytes, parent: "_Kept | None", branch: KeptBranch) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        key: bytes,
+        parent: "_Kept | None",
+        branch: KeptBranch,
+        used: int,
+        stated_by: frozenset[str],
+    ) -> None:
         self.namespace = namespace
         self.key = key
         self.parent = parent
         self.branch = branch
-        self.used = 0
-        self.stated_by: frozenset[str] = frozenset()
+        self.used = used
+        self.stated_by = stated_by
         self.below: set[_Kept] = set()
 
 
@@ -92,28 +100,14 @@ class BranchCache:
                 kept = self._kept.get(branch.key)
                 if kept is not None:
                     kept.used = self._uses
+                    kept.stated_by = kept.stated_by.union(branch.stated_by)
             self._make_room(computed.tokens)
-            new: dict[bytes, _Kept] = {}
-            taken: list[int] = []
-            for key, above, stated_by, position, tokens in branches:
-                kept = self._kept.get(key)
-                parent = self._kept.get(above) or new.get(above) if above is not None else None
-                behind_its_parent = above is None or parent is not None
-                room = len(self._free) - len(taken)
-                if kept is None and tokens is not None and behind_its_parent and len(tokens) <= room:
-                    rows = tuple(self._free[room - len(tokens) : room])
-                    kept = new[key] = _Kept(namespace, key, parent, KeptBranch(rows, position))
-                    kept.used = self._uses
-                    taken += tokens
-                if kept is not None:
-                    kept.stated_by = kept.stated_by.union(stated_by)
+            new, tokens = self._new(namespace, branches)
             # Before anything of it can be found.
-            self._memory.write(
-                _rows([kept.branch for kept in new.values()]), computed.rows(torch.tensor(taken, dtype=torch.long))
-            )
-            del self._free[len(self._free) - len(taken) :]
-            for key, kept in new.items():
-                self._kept[key] = kept
+            self._memory.write(_rows([kept.branch for kept in new]), computed.rows(torch.tensor(tokens).long()))
+            del self._free[len(self._free) - len(tokens) :]
+            for kept in new:
+                self._kept[kept.key] = kept
                 if kept.parent is not None:
                     kept.parent.below.add(kept)
 
@@ -140,6 +134,21 @@ class BranchCache:
                 kept.stated_by = frozenset(left)
                 if not left:
                     self._remove(kept)
+
+    def _new(self, namespace: str, branches: Sequence[ComputedBranch]) -> tuple[list[_Kept], list[int]]:
+        """The computed branches that there is room for, with the last of the free rows, and which tokens they have."""
+        new: dict[bytes, _Kept] = {}
+        chosen: list[int] = []
+        for key, above, stated_by, position, tokens in branches:
+            parent = None if above is None else self._kept.get(above) or new.get(above)
+            room = len(self._free) - len(chosen)
+            if tokens is None or len(tokens) > room or key in self._kept or key in new:
+                continue
+            if above is None or parent is not None:
+                branch = KeptBranch(tuple(self._free[room - len(tokens) : room]), position)
+                new[key] = _Kept(namespace, key, parent, branch, self._uses, frozenset(stated_by))
+                chosen += tokens
+        return list(new.values()), chosen
 
     def _make_room(self, tokens: int) -> None:
         """Make room for so many tokens, but not at the cost of what is in use."""

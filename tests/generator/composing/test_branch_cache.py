@@ -104,6 +104,16 @@ def test_what_was_found_is_there_until_something_is_added():
     assert cache.read(kept).layers[0].keys[:, 0, 0].tolist() == [6, 7]
 
 
+def test_branches_of_one_key_have_one_place():
+    """Two names may have the same tokens."""
+    cache = BranchCache(memory(4))
+    twice = [*root("one"), root("one")[0]._replace(tokens=range(2, 4))]
+    add(cache, twice)
+    assert read(cache, "one") == [0, 1]
+    add(cache, root("two"), first=5.0)
+    assert read(cache, "one", "two") == [0, 1, 5, 6]
+
+
 def test_nothing_of_a_prompt_makes_room_for_the_rest_of_it():
     cache = filled(ALL)
     found_again = [branch._replace(tokens=None) for branch in computed()]
