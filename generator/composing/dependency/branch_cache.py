@@ -17,18 +17,18 @@ class KeptBranch(NamedTuple):
     position: int
 
 
-class ComputedBranch(NamedTuple):
-    """A branch by its ``key`` (`protocol.dependency.branch_keys`), and its parent's; None for a root.
+class PromptBranch(NamedTuple):
+    """A branch of a prompt by its ``key`` (`protocol.dependency.branch_keys`), and its parent's; None for a root.
 
-    Chunks with the content hashes ``stated_by`` state it. Its first token has the ``position``. Its KV is that of the
-    ``tokens`` among those that were computed; None if it was found.
+    Chunks with the content hashes ``stated_by`` state it. Its first token has the ``position``. ``tokens`` are its
+    tokens' places among the prompt's computed ones; none if it was found, and not computed.
     """
 
     key: bytes
     parent: bytes | None
     stated_by: tuple[str, ...]
     position: int
-    tokens: range | None
+    tokens: range
 
 
 class _Kept:
@@ -43,14 +43,13 @@ class _Kept:
         parent: "_Kept | None",
         branch: KeptBranch,
         used: int,
-        stated_by: frozenset[str],
     ) -> None:
         self.namespace = namespace
         self.key = key
         self.parent = parent
         self.branch = branch
         self.used = used
-        self.stated_by = stated_by
+        self.stated_by: frozenset[str] = frozenset()
         self.below: set[_Kept] = set()
 
 
@@ -81,35 +80,45 @@ class BranchCache:
             return [kept.branch if kept is not None else None for kept in found]
 
     def read(self, branches: Sequence[KeptBranch]) -> TokenKv:
-        """The KV of found branches' tokens, one branch after the other.
+        """A copy of the KV of found branches' tokens, one branch after the other.
 
-        It is there until the next ``add``, whatever is dropped or deleted meanwhile.
+        What was found can be read until the next ``add``, even if it is dropped or deleted meanwhile. So the thread
+        that adds calls this.
         """
         return self._memory.rows(_rows(branches))
 
-    def add(self, namespace: str, branches: Sequence[ComputedBranch], computed: TokenKv, deletions: int) -> None:
+    def add(self, namespace: str, branches: Sequence[PromptBranch], computed: TokenKv, deletions: int) -> None:
         """Keep a prompt's branches, in pre-order, as far as there is room. One whose parent is not kept is left out.
 
-        Nothing is kept if there were more than so many ``deletions``: the facts may be among the deleted ones.
+        ``computed`` is the KV of the tokens that the prompt has computed. Nothing is kept if there were more than so
+        many ``deletions``: the facts may be among the deleted ones.
         """
         with self._lock:
             if deletions != self.deletions:
                 return
             self._uses += 1
+            missing: dict[bytes, PromptBranch] = {}
             for branch in branches:
                 kept = self._kept.get(branch.key)
                 if kept is not None:
                     kept.used = self._uses
-                    kept.stated_by = kept.stated_by.union(branch.stated_by)
-            self._make_room(computed.tokens)
-            new, tokens = self._new(namespace, branches)
+                elif branch.tokens:
+                    missing.setdefault(branch.key, branch)
+            self._make_room(sum(len(branch.tokens) for branch in missing.values()))
+            new, chosen = self._new(namespace, list(missing.values()))
             # Before anything of it can be found.
-            self._memory.write(_rows([kept.branch for kept in new]), computed.rows(torch.tensor(tokens).long()))
-            del self._free[len(self._free) - len(tokens) :]
+            self._memory.write(
+                _rows([kept.branch for kept in new]), computed.rows(torch.tensor(chosen, dtype=torch.long))
+            )
+            del self._free[len(self._free) - len(chosen) :]
             for kept in new:
                 self._kept[kept.key] = kept
                 if kept.parent is not None:
                     kept.parent.below.add(kept)
+            for branch in branches:
+                known = self._kept.get(branch.key)
+                if known is not None:
+                    known.stated_by = known.stated_by.union(branch.stated_by)
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Drop branches, with what is kept below them. Those that are not kept are ignored."""
@@ -135,18 +144,16 @@ class BranchCache:
                 if not left:
                     self._remove(kept)
 
-    def _new(self, namespace: str, branches: Sequence[ComputedBranch]) -> tuple[list[_Kept], list[int]]:
-        """The computed branches that there is room for, with the last of the free rows, and which tokens they have."""
+    def _new(self, namespace: str, branches: Sequence[PromptBranch]) -> tuple[list[_Kept], list[int]]:
+        """New entries for those branches that fit, on the last of the free rows, and the places of their tokens."""
         new: dict[bytes, _Kept] = {}
         chosen: list[int] = []
-        for key, above, stated_by, position, tokens in branches:
+        for key, above, _, position, tokens in branches:
             parent = None if above is None else self._kept.get(above) or new.get(above)
             room = len(self._free) - len(chosen)
-            if tokens is None or len(tokens) > room or key in self._kept or key in new:
-                continue
-            if above is None or parent is not None:
-                branch = KeptBranch(tuple(self._free[room - len(tokens) : room]), position)
-                new[key] = _Kept(namespace, key, parent, branch, self._uses, frozenset(stated_by))
+            if len(tokens) <= room and (above is None or parent is not None):
+                rows = tuple(self._free[room - len(tokens) : room])
+                new[key] = _Kept(namespace, key, parent, KeptBranch(rows, position), self._uses)
                 chosen += tokens
         return list(new.values()), chosen
 

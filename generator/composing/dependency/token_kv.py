@@ -10,7 +10,7 @@ from generator.composing.codec import LayerKv
 
 
 class TokenKv(NamedTuple):
-    """What each of the ``layers`` has of the same tokens."""
+    """KV of the same tokens in each of the ``layers``."""
 
     layers: tuple[LayerKv, ...]
 
@@ -24,25 +24,31 @@ class TokenKv(NamedTuple):
         """How many tokens they are."""
         return len(self.layers[0].keys)
 
-    def part(self, first: int, behind: int) -> "TokenKv":
-        """A view of consecutive tokens."""
-        return TokenKv(tuple([LayerKv(keys[first:behind], values[first:behind]) for keys, values in self.layers]))
+    @classmethod
+    def joined(cls, parts: Sequence["TokenKv"]) -> "TokenKv":
+        """The tokens of one or several parts, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        of_layers = zip(*(part.layers for part in parts), strict=True)
+        return cls(
+            tuple([LayerKv(torch.cat([kv.keys for kv in of]), torch.cat([kv.values for kv in of])) for of in of_layers])
+        )
 
     def rows(self, numbers: torch.Tensor) -> "TokenKv":
-        """A copy of tokens."""
+        """A copy of the rows with these numbers."""
         chosen = [
             LayerKv(keys.index_select(0, numbers), values.index_select(0, numbers)) for keys, values in self.layers
         ]
         return TokenKv(tuple(chosen))
 
     def write(self, numbers: torch.Tensor, kv: "TokenKv") -> None:
-        """Overwrite tokens with others."""
+        """Write ``kv`` into the rows with these numbers."""
         for own, others in zip(self.layers, kv.layers, strict=True):
             own.keys.index_copy_(0, numbers, others.keys)
             own.values.index_copy_(0, numbers, others.values)
 
     def to(self, device: torch.device) -> "TokenKv":
-        """The same on a device."""
+        """The same KV on a device; itself if it is there already."""
         return TokenKv(tuple([LayerKv(keys.to(device), values.to(device)) for keys, values in self.layers]))
 
 

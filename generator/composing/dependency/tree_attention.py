@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 
 
 class TreeAttention:
-    """Computes a layer's attention under the masks of a ``TreePass``. The layer is the model's ``number``-th.
+    """Computes a layer's attention under the masks of a ``TreePass``. ``number`` is the layer's place in ``computed``.
 
     vLLM's backends know no such masks, and their tables name whole blocks of tokens, but a branch has a few tokens.
     Writing to the KV cache stays with the ``layer``'s own implementation. Raises ConfigError for a layer whose
@@ -56,13 +56,16 @@ class TreeAttention:
         output: torch.Tensor,
         **_: Any,  # noqa: ANN401
     ) -> torch.Tensor:
-        """Fill ``output`` [tokens, heads, value_dim] for ``query`` and ``key`` [tokens, heads, key_dim]."""
+        """Fill ``output`` [tokens, heads, value_dim].
+
+        ``query`` and ``key`` are [tokens, heads, key_dim], and ``value`` is [tokens, heads, value_dim].
+        """
         context, chosen, mask, blocks, computed = attn_metadata
         if computed is not None:
             own = computed.layers[self._number]
             own.keys.copy_(key)
             own.values.copy_(value)
-        # The pass's own keys are in the cache by now, but in the backend's layout, which takes longer to read.
+        # The pass's own KV is in the cache by now, too. There it has the backend's layout, which takes longer to read.
         there = self._layer.kv(blocks, context)
         keys = torch.cat([there.keys, key]).index_select(0, chosen.flatten())
         values = torch.cat([there.values, value]).index_select(0, chosen.flatten())

@@ -8,7 +8,7 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composer import Composed
-from generator.composing.dependency.branch_cache import BranchCache, ComputedBranch, KeptBranch
+from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch
 from generator.composing.dependency.forest import Forest
 from generator.composing.dependency.token_kv import TokenKv
 from generator.composing.dependency.tree_attention import TreeAttention, in_place_of_own
@@ -78,17 +78,17 @@ class TreeComposer:
         hits = [(place, kept) for place, kept in enumerate(found) if kept is not None]
         self._place(task, forest, hits)
         missing = [forest.runs[place] for place, kept in enumerate(found) if kept is None]
-        computed = self._room_for(missing) if task.trees.reuse else None
+        computed = []
         positions = forest.token_positions(task.blocks.device)
-        done = 0
         for part in slices(missing, self._step_tokens):
             yield None
-            behind = done + sum(run.tokens for run in part)
-            self._compute(task, forest, positions, part, computed and computed.part(done, behind))
-            done = behind
-        if computed is not None:
-            branches = _computed_branches(forest, keys, found)
-            self._kept.add(task.namespace, branches, computed.to(torch.device("cpu")), task.deletions)
+            own = self._room_for(part) if task.trees.reuse else None
+            self._compute(task, forest, positions, part, own)
+            # Not all of it stays on a GPU, whose memory is the engine's.
+            computed += [] if own is None else [own.to(torch.device("cpu"))]
+        if task.trees.reuse:
+            kv = TokenKv.joined(computed or [self._room_for([])])
+            self._kept.add(task.namespace, branches_of(forest, keys, found), kv, task.deletions)
         yield Composed(sum(forest.branches[place].tokens for place, _ in hits), 0, 0.0)
 
     def _place(self, task: TreeTask, forest: Forest, hits: Sequence[tuple[int, KeptBranch]]) -> None:
@@ -126,15 +126,13 @@ class TreeComposer:
         return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
 
 
-def _computed_branches(
-    forest: Forest, keys: Sequence[bytes], found: Sequence[KeptBranch | None]
-) -> list[ComputedBranch]:
+def branches_of(forest: Forest, keys: Sequence[bytes], found: Sequence[KeptBranch | None]) -> list[PromptBranch]:
     """A prompt's branches, of which those that were not ``found`` were computed in their order."""
     branches = []
     done = 0
     for place, (key, branch) in enumerate(zip(keys, forest.branches, strict=True)):
-        tokens = range(done, done + branch.tokens) if found[place] is None else None
+        tokens = range(done, done + branch.tokens) if found[place] is None else range(0)
         parent = keys[branch.parent] if branch.parent >= 0 else None
-        branches.append(ComputedBranch(key, parent, branch.stated_by, forest.positions[place], tokens))
-        done += len(tokens or ())
+        branches.append(PromptBranch(key, parent, branch.stated_by, forest.positions[place], tokens))
+        done += len(tokens)
     return branches

@@ -17,16 +17,16 @@ _GROUP_TOKENS = 48
 class TreePass(NamedTuple):
     """A pass's tokens in groups of one size, each with the keys that any of its tokens attends to.
 
-    ``context`` are the places in the prompt, whose ``blocks`` these are, of the keys that are in the KV cache. Behind
-    them come the pass's own. ``keys`` [groups, keys] says which of both a group has. ``mask`` [groups, tokens, keys] is
-    0 where a token attends to a key of its group, and else minus infinity.
+    ``context`` are the places, in the prompt with these ``blocks``, of the keys that are read from the KV cache. The
+    pass's own keys are numbered behind them. ``chosen`` [groups, keys] has the numbers of each group's keys. ``mask``
+    [groups, tokens, keys] is 0 where a token attends to a key of its group, and minus infinity elsewhere.
 
     Groups are consecutive. The last one is padded with tokens that do not exist, and all are padded with keys that
-    nothing attends to. The KV of the pass's tokens goes to ``computed``, too, if that is not None.
+    nothing attends to. The KV of the pass's tokens is put into ``computed``, too, unless that is None.
     """
 
     context: torch.Tensor
-    keys: torch.Tensor
+    chosen: torch.Tensor
     mask: torch.Tensor
     blocks: torch.Tensor
     computed: TokenKv | None
@@ -57,19 +57,20 @@ def tree_pass(
         masks.append(torch.cat([in_front, in_tree], 1))
     own_places = own_tokens + forest.place.start
     padded = pad_sequence(places, batch_first=True, padding_value=int(own_places[0]))
-    # The first group has as many tokens as any. What does not exist attends to everything: minus infinity everywhere
-    # would make it NaN.
-    mask = torch.zeros(len(masks), len(masks[0]), padded.shape[1], dtype=dtype)
-    for number, attends in enumerate(masks):
-        rows, keys = attends.shape
-        mask[number, :rows].fill_(-torch.inf)
-        mask[number, :rows, :keys].masked_fill_(attends, 0)
+    # The first group has as many tokens as any. Tokens that do not exist attend to everything: a row of nothing but
+    # minus infinity would give NaN.
+    attends = torch.ones(len(masks), len(masks[0]), padded.shape[1], dtype=torch.bool)
+    for number, of_group in enumerate(masks):
+        tokens_of_group, keys_of_group = of_group.shape
+        attends[number, :tokens_of_group] = False
+        attends[number, :tokens_of_group, :keys_of_group] = of_group
     needed: torch.Tensor = torch.unique(padded)
     context = needed[torch.isin(needed, own_places, invert=True)]
     numbers = torch.empty(forest.place.end, dtype=torch.long)
     numbers[torch.cat([context, own_places])] = torch.arange(len(context) + len(own_places))
     device = blocks.device
-    return TreePass(context.to(device), numbers[padded].to(device), mask.to(device), blocks, computed)
+    mask = torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill_(~attends.to(device), -torch.inf)
+    return TreePass(context.to(device), numbers[padded].to(device), mask, blocks, computed)
 
 
 def _group_tokens(tokens: int, front: int) -> int:

@@ -1,9 +1,12 @@
 """Branches' KV: found by key, kept behind its parent alone, dropped as told, and gone after deletions."""
 
+import random
+
+import pytest
 import torch
 
 from generator.composing.codec import LayerKv
-from generator.composing.dependency.branch_cache import BranchCache, ComputedBranch
+from generator.composing.dependency.branch_cache import BranchCache, PromptBranch
 from generator.composing.dependency.token_kv import TokenKv
 
 PATH = ["film", "by", "director"]
@@ -11,6 +14,9 @@ PARENTS = {"film": None, "by": "film", "director": "by", "city": None}
 KEYS = list(PARENTS)
 TOKENS = {"film": 2, "by": 1, "director": 3, "city": 2}
 ALL = sum(TOKENS.values())
+LATER = 1000.0
+"""How much larger the numbers of a layer are than those of the one before it."""
+
 STATED_BY = {"film": ("a", "b"), "by": ("a",), "director": ("a",), "city": ("b",)}
 
 
@@ -20,24 +26,25 @@ def memory(tokens: int) -> TokenKv:
 
 
 def kv(tokens: int, first: float) -> TokenKv:
-    """Each token of a prompt has its own numbers."""
+    """Each token of a prompt has its own numbers, in each layer."""
     numbers = first + torch.arange(tokens).view(tokens, 1, 1)
-    return TokenKv((LayerKv(numbers.expand(tokens, 1, 2), -numbers.expand(tokens, 1, 3)),) * 2)
+    of_layers = (numbers + LATER * layer for layer in range(2))
+    return TokenKv(tuple(LayerKv(of.expand(tokens, 1, 2), -of.expand(tokens, 1, 3)) for of in of_layers))
 
 
-def add(cache: BranchCache, branches: list[ComputedBranch], deletions: int = 0, first: float = 0.0) -> None:
+def add(cache: BranchCache, branches: list[PromptBranch], deletions: int = 0, first: float = 0.0) -> None:
     """Keep a prompt's branches in its namespace, whose computed tokens have numbers from ``first`` on."""
-    cache.add("tenant", branches, kv(sum(len(branch.tokens or ()) for branch in branches), first), deletions)
+    cache.add("tenant", branches, kv(sum(len(branch.tokens) for branch in branches), first), deletions)
 
 
-def computed(keys=KEYS, parents=PARENTS, namespace="", stated_by=STATED_BY) -> list[ComputedBranch]:
+def computed(keys=KEYS, parents=PARENTS, namespace="", stated_by=STATED_BY) -> list[PromptBranch]:
     """Branches that were computed, with their places among ``keys`` for positions."""
     branches = []
     done = 0
     for position, key in enumerate(keys):
         above = parents[key] and _key(parents[key], namespace)
         tokens = range(done, done + TOKENS[key])
-        branches.append(ComputedBranch(_key(key, namespace), above, stated_by[key], position, tokens))
+        branches.append(PromptBranch(_key(key, namespace), above, stated_by[key], position, tokens))
         done = tokens.stop
     return branches
 
@@ -51,9 +58,9 @@ def _key(name: str, namespace: str) -> bytes:
     return f"{namespace}{name}".encode()
 
 
-def root(name: str, position: int = 9) -> list[ComputedBranch]:
+def root(name: str, position: int = 9) -> list[PromptBranch]:
     """A tree of one branch, of two tokens."""
-    return [ComputedBranch(name.encode(), None, (), position, range(2))]
+    return [PromptBranch(name.encode(), None, (), position, range(2))]
 
 
 def filled(tokens: int = 100 * ALL) -> BranchCache:
@@ -73,14 +80,15 @@ def test_branches_are_found_by_key():
 
 
 def read(cache: BranchCache, *names: str) -> list[float]:
-    """The numbers of branches' tokens, which are the same in all of their keys, and negative in their values."""
+    """The numbers of branches' tokens in the first layer. Keys have them, values are negative."""
     kept = [one for one in cache.find([name.encode() for name in names]) if one is not None]
     assert len(kept) == len(names)
     layers = cache.read(kept).layers
     numbers = layers[0].keys[:, 0, 0]
-    for keys, values in layers:
-        assert torch.equal(keys, numbers.view(-1, 1, 1).expand_as(keys))
-        assert torch.equal(values, -numbers.view(-1, 1, 1).expand_as(values))
+    for place, (keys, values) in enumerate(layers):
+        expected = (numbers + LATER * place).view(-1, 1, 1)
+        assert torch.equal(keys, expected.expand_as(keys))
+        assert torch.equal(values, -expected.expand_as(values))
     return numbers.tolist()
 
 
@@ -105,18 +113,65 @@ def test_what_was_found_is_there_until_something_is_added():
 
 
 def test_branches_of_one_key_have_one_place():
-    """Two names may have the same tokens."""
-    cache = BranchCache(memory(4))
-    twice = [*root("one"), root("one")[0]._replace(tokens=range(2, 4))]
-    add(cache, twice)
-    assert read(cache, "one") == [0, 1]
+    """Two names may have the same tokens. All chunks that state either of them count."""
+    cache = BranchCache(memory(6))
+    add(cache, root("old"), first=50.0)
+    one = root("one")[0]
+    add(cache, [one._replace(stated_by=("a",)), one._replace(stated_by=("b",), tokens=range(2, 4))])
     add(cache, root("two"), first=5.0)
-    assert read(cache, "one", "two") == [0, 1, 5, 6]
+    assert read(cache, "old", "one", "two") == [50, 51, 0, 1, 5, 6]
+    cache.forget(deleting("a"))
+    assert found(cache, ["one"]) == [9]
+    cache.forget(deleting("b"))
+    assert found(cache, ["one"]) == [None]
+
+
+def test_what_is_too_large_is_left_out_with_what_is_below_it():
+    cache = BranchCache(memory(3))
+    large = PromptBranch(b"large", None, (), 0, range(4))
+    below = PromptBranch(b"below", b"large", (), 1, range(4, 5))
+    small = PromptBranch(b"small", None, (), 2, range(5, 7))
+    add(cache, [large, below, small])
+    assert found(cache, ["large", "below", "small"]) == [None, None, 2]
+    assert read(cache, "small") == [5, 6]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_row_is_lost_or_used_twice(seed):
+    """Whatever was added, dropped and deleted, branches have the numbers that they were added with."""
+    drawn = random.Random(seed)
+    cache = BranchCache(memory(20))
+    numbers: dict[bytes, list[float]] = {}
+    for step in range(200):
+        keys = [f"{drawn.randrange(8)}".encode() for _ in range(drawn.randint(1, 4))]
+        if drawn.random() < 0.2:
+            cache.drop(keys)
+        elif drawn.random() < 0.1:
+            cache.forget(deleting(*map(bytes.decode, keys)))
+        else:
+            known = dict(zip(keys, cache.find(keys), strict=True))
+            branches = []
+            done = 0
+            for key, found_branch in known.items():
+                tokens = range(0) if found_branch else range(done, done + drawn.randint(1, 6))
+                branches.append(PromptBranch(key, None, (key.decode(),), 0, tokens))
+                if tokens:
+                    numbers[key] = [10.0 * step + place for place in tokens]
+                    done = tokens.stop
+            add(cache, branches, cache.deletions, 10.0 * step)
+        kept = [(key, one) for key, one in zip(numbers, cache.find(list(numbers)), strict=True) if one is not None]
+        for key, _ in kept:
+            assert read(cache, key.decode()) == numbers[key]
+        rows = [row for _, one in kept for row in one.rows]
+        assert len(rows) == len(set(rows)) <= 20
+    cache.forget(deleting())
+    add(cache, [PromptBranch(b"all", None, (), 0, range(20))], cache.deletions)
+    assert read(cache, "all") == list(range(20))
 
 
 def test_nothing_of_a_prompt_makes_room_for_the_rest_of_it():
     cache = filled(ALL)
-    found_again = [branch._replace(tokens=None) for branch in computed()]
+    found_again = [branch._replace(tokens=range(0)) for branch in computed()]
     add(cache, [*found_again, *root("one")])
     assert found(cache, [*KEYS, "one"]) == [0, 1, 2, 3, None]
 
@@ -130,9 +185,9 @@ def test_a_branch_without_its_parent_is_not_kept():
 def test_what_is_kept_already_stays_and_what_is_new_is_added_behind_it():
     cache = filled()
     new = [
-        ComputedBranch(b"film", None, (), 0, None),
-        ComputedBranch(b"year", b"film", (), 7, range(1)),
-        ComputedBranch(b"city", None, (), 8, range(1, 3)),
+        PromptBranch(b"film", None, (), 0, range(0)),
+        PromptBranch(b"year", b"film", (), 7, range(1)),
+        PromptBranch(b"city", None, (), 8, range(1, 3)),
     ]
     add(cache, new)
     assert found(cache, [*KEYS, "year"]) == [0, 1, 2, 3, 7]
@@ -191,7 +246,7 @@ def test_a_deletion_drops_what_is_below_although_other_chunks_state_it():
 
 def test_a_later_prompt_may_state_a_kept_branch_by_another_chunk():
     cache = filled()
-    add(cache, [ComputedBranch(b"film", None, ("c",), 0, None), ComputedBranch(b"by", b"film", ("c",), 1, None)])
+    add(cache, [PromptBranch(b"film", None, ("c",), 0, range(0)), PromptBranch(b"by", b"film", ("c",), 1, range(0))])
     cache.forget(deleting("a", "b"))
     assert found(cache) == [0, 1, None, None]
 

@@ -46,11 +46,11 @@ def attended_by_brute_force(trees: DependencyTrees) -> dict[int, set[int]]:
 
 def attended_in_pass(forest: Forest, part: list[Run]) -> dict[int, set[int]]:
     """The same, as a pass over ``part`` says it."""
-    context, keys, mask, blocks, _ = tree_pass(forest, part, BLOCKS, torch.float32)
+    context, chosen, mask, blocks, _ = tree_pass(forest, part, BLOCKS, torch.float32)
     assert blocks is BLOCKS
     computed = [place for run in part for place in range(run.start, run.end)]
     assert set(context.tolist()).isdisjoint(computed)
-    places = torch.tensor([*context.tolist(), *computed])[keys]
+    places = torch.tensor([*context.tolist(), *computed])[chosen]
     # Groups are consecutive, and only the last of them is padded.
     rows = [(group, row) for group in range(len(mask)) for row in range(mask.shape[1])]
     assert 0 <= len(rows) - len(computed) < mask.shape[1]
@@ -91,8 +91,8 @@ def test_a_group_has_few_keys_although_its_tree_is_large():
     """A hub with many relations: each token attends to the hub's name, and no group has the whole tree for keys."""
     branches = (Branch(3, -1), *(Branch(5, 0) for _ in range(200)))
     made = tree_pass(Forest(DependencyTrees(10, 10, branches)), [Run(10, 1013)], BLOCKS, torch.float32)
-    keys, mask = made.keys, made.mask
-    assert keys.shape[1] <= 10 + 3 + mask.shape[1] + 5
+    chosen, mask = made.chosen, made.mask
+    assert chosen.shape[1] <= 10 + 3 + mask.shape[1] + 5
     assert mask.shape[1] <= 64
 
 
@@ -100,4 +100,4 @@ def test_groups_grow_with_the_front_that_each_of_them_copies():
     branches = (Branch(3, -1), *(Branch(5, 0) for _ in range(200)))
     made = tree_pass(Forest(DependencyTrees(2000, 2000, branches)), [Run(2000, 3003)], BLOCKS, torch.float32)
     assert made.mask.shape[1] >= 300
-    assert made.keys.numel() <= 8 * 1003
+    assert made.chosen.numel() <= 8 * 1003

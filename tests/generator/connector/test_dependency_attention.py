@@ -44,6 +44,18 @@ def facts(branches: Sequence[Branch], name: str = "facts") -> Segment:
     return random_segment(name, sum(branch.tokens for branch in branches), SegmentKind.QUESTION)
 
 
+def random_trees() -> list[Branch]:
+    """Trees of 60 branches, which are longer than two steps."""
+    draws = random.Random(1)
+    branches: list[Branch] = []
+    path: list[int] = []
+    for place in range(60):
+        path = path[: draws.randrange(len(path) + 1)]
+        branches.append(Branch(draws.randrange(1, 17), path[-1] if path else -1))
+        path.append(place)
+    return branches
+
+
 def tree_plan(
     path: KvPath,
     branches: Sequence[Branch],
@@ -149,14 +161,8 @@ class TestAnswers:
         await assert_as_transformers(engine, tiny_model, plan)
 
     async def test_random_trees_longer_than_a_step(self, engine, tiny_model, system):
-        draws = random.Random(1)
-        branches: list[Branch] = []
-        path: list[int] = []
-        for place in range(60):
-            path = path[: draws.randrange(len(path) + 1)]
-            branches.append(Branch(draws.randrange(1, 17), path[-1] if path else -1))
-            path.append(place)
-        await assert_as_transformers(engine, tiny_model, tree_plan(system, branches, source=None, reuse=False))
+        plan = tree_plan(system, random_trees(), source=None, reuse=False)
+        await assert_as_transformers(engine, tiny_model, plan)
 
     async def test_a_chain_has_the_answer_of_causal_attention(self, engine, system):
         segment = facts(CHAIN)
@@ -229,6 +235,21 @@ class TestReuse:
         left = len(segment.token_ids) - sum(BRANCHES[place].tokens for place in dropped)
         hit = await ask(engine, tree_plan(system, BRANCHES, segment, source=None))
         assert 0 < hit.prefill.composed_tokens == left
+
+    async def test_hits_between_branches_that_take_several_steps(self, engine, tiny_model, system):
+        """What several steps have computed is kept, and found on both sides of what is computed again."""
+        first = tree_plan(system, random_trees(), facts(random_trees(), "long"), TreePositions.DEPTH, source=None)
+        await assert_as_transformers(engine, tiny_model, first)
+        keys = branch_keys(first.namespace, first.trees, first.prompt.token_ids)
+        trees = msgspec.structs.replace(first.trees, dropped=tuple(keys[4::9]))
+        some = msgspec.structs.replace(first, query_id="some are dropped", trees=trees)
+        await assert_as_transformers(engine, tiny_model, some)
+        answer = await ask(engine, msgspec.structs.replace(some, query_id="some are dropped again"))
+        assert 0 < answer.prefill.composed_tokens < sum(branch.tokens for branch in random_trees())
+        again = msgspec.structs.replace(first, query_id="again")
+        await assert_as_transformers(engine, tiny_model, again)
+        answer = await ask(engine, msgspec.structs.replace(first, query_id="and again"))
+        assert answer.prefill.composed_tokens == sum(branch.tokens for branch in random_trees())
 
     async def test_another_namespace_has_no_hits(self, engine, system):
         segment = facts(BRANCHES, "tenants")
