@@ -29,6 +29,9 @@ _DECODE_GRAPHS = {
 }
 """Graphs of decoding without compilation, which would take a minute more for each engine of a large model."""
 
+_CPU_PATIENCE = 3
+"""How many times as long as on a GPU the checks may take on a CPU, which may have other work."""
+
 
 class Check(msgspec.Struct, frozen=True):
     """One check: the method ``call`` of its group's class, with ``arguments``, within ``limit_s`` seconds.
@@ -66,8 +69,16 @@ def groups(machine: Machine, small: bool, levels: set[int], only: str, cpu_pytho
     shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
     every = [_blocks(small), *_engines(small), *_composing(small, shape), *_sharing(small, cpu_python)]
     every += _benchmarks(shape, small)
+    patience = _CPU_PATIENCE if small else 1
     chosen = [
-        msgspec.structs.replace(group, checks=[check for check in group.checks if only in check.name])
+        msgspec.structs.replace(
+            group,
+            checks=[
+                msgspec.structs.replace(check, limit_s=check.limit_s * patience)
+                for check in group.checks
+                if only in check.name
+            ],
+        )
         for group in every
         if group.level in levels
     ]

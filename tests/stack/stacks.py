@@ -118,10 +118,12 @@ class StackUnderTest:
             return list(events)
 
     def metric(self, name: str) -> float:
+        """Return a metric, summed over its labels."""
         with self.client() as client:
             lines = client.get("/metrics").raise_for_status().text.splitlines()
-        (value,) = (line.split()[1] for line in lines if line.startswith(f"{name} "))
-        return float(value)
+        values = [float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        assert values, f"there is no metric {name}"
+        return sum(values)
 
     def processes(self, named: str) -> list[psutil.Process]:
         """Return the stack's processes whose title or command line contains ``named``."""
