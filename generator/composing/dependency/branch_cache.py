@@ -106,10 +106,10 @@ class BranchCache:
                     missing.setdefault(branch.key, branch)
             self._make_room(sum(len(branch.tokens) for branch in missing.values()))
             new, chosen = self._new(namespace, list(missing.values()))
+            whole = len(chosen) == computed.tokens
+            kv = computed if whole else computed.rows(torch.tensor(chosen, dtype=torch.long))
             # Before anything of it can be found.
-            self._memory.write(
-                _rows([kept.branch for kept in new]), computed.rows(torch.tensor(chosen, dtype=torch.long))
-            )
+            self._memory.write(_rows([kept.branch for kept in new]), kv)
             del self._free[len(self._free) - len(chosen) :]
             for kept in new:
                 self._kept[kept.key] = kept

@@ -18,6 +18,8 @@ from generator.composing.runs import Run, positions_of, slices
 from generator.composing.slots import slots_of
 from protocol.dependency import DependencyTrees, branch_keys
 
+_MAIN_MEMORY = torch.device("cpu")
+
 
 class TreeTask(NamedTuple):
     """A prompt in an engine's ``blocks``, with ``trees``. Its first ``exact`` tokens are in place.
@@ -85,9 +87,9 @@ class TreeComposer:
             own = self._room_for(part) if task.trees.reuse else None
             self._compute(task, forest, positions, part, own)
             # Not all of it stays on a GPU, whose memory is the engine's.
-            computed += [] if own is None else [own.to(torch.device("cpu"))]
+            computed += [] if own is None else [own.to(_MAIN_MEMORY)]
         if task.trees.reuse:
-            kv = TokenKv.joined(computed or [self._room_for([])])
+            kv = TokenKv.joined(computed or [TokenKv.empty(0, self._layers, _MAIN_MEMORY)])
             self._kept.add(task.namespace, branches_of(forest, keys, found), kv, task.deletions)
         yield Composed(sum(forest.branches[place].tokens for place, _ in hits), 0, 0.0)
 
