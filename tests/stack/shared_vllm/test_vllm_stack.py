@@ -230,7 +230,7 @@ def test_the_openai_client_works_unchanged(client):
 
 
 def test_a_client_that_leaves_stops_the_engine(vllm_stack):
-    """After a disconnect in mid-answer, the engine must stop working, which its CPU time shows."""
+    """After a disconnect in mid-answer, the engine must stop working: its count of tokens and its CPU time show it."""
     asked = {**QUESTION, "query": "Write a long story about Freedonia.", "max_tokens": 250}
     (engine,) = vllm_stack.engines()
 
@@ -241,6 +241,9 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
         times = engine.cpu_times()
         return times.user + times.system
 
+    def generated() -> float:
+        return vllm_stack.metric("vllm:generation_tokens_total")
+
     # What was ingested before may still be prefilled.
     until(rests)
     before_s = used_s()
@@ -249,14 +252,16 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
     # Decoding is greedy, so the same question gives the same length: the answer would not have ended by itself.
     assert whole["finish_reason"] == "length"
     until(rests)
-    before_s = used_s()
+    before_s, before = used_s(), generated()
     with vllm_stack.asking(**asked) as events:
         for _ in range(3):
             come_to(events, "output_text.delta")
         assert engine.cpu_percent(interval=0.5) > 40
-    left_s = used_s()
-    rest_s = whole_s - (left_s - before_s)
+    left_s, left = used_s(), generated()
+    rest_s, rest = whole_s - (left_s - before_s), asked["max_tokens"] - (left - before)
     until(rests)
+    # First what says whether it went on decoding: CPU time may also be that of other work.
+    assert generated() - left < rest / 3
     assert used_s() - left_s < rest_s / 3
 
 
