@@ -1,7 +1,7 @@
 """Composes a prompt's KV out of its documents' own: moves it into place, selects what to compute again, computes it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from generator.composing.attention_layers import AttentionLayer
 from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.deletions import IsDeleted
 from generator.composing.deviation import Deviation, TooFar
 from generator.composing.donated import Donated, joined_pages, moved_together, moves_of
 from generator.composing.partial_forward import PartialForward
@@ -87,8 +88,8 @@ class Composer:
         """How often documents were deleted."""
         return self._kept.deletions
 
-    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
-        """Drop what selectors keep of deleted documents, by namespace and path. May be called from any thread."""
+    def forget(self, is_deleted: IsDeleted) -> None:
+        """Drop what selectors keep of deleted documents."""
         self._kept.forget(is_deleted)
 
     def begun(self, prompt: ComposedPrompt, method: str) -> ComposedPrompt:

@@ -196,7 +196,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Purge:
-    """Deletes documents, and everything computed behind them, from ``tiers`` below the GPU.
+    """Deletes documents, and everything computed behind them, from ``tiers`` below the GPU, and what composing keeps.
 
     ``contents`` are content hashes by namespace; None means everything in the namespaces that end with ``of``.
     """

@@ -2,12 +2,12 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import NamedTuple
 
 from generator.composing.auxiliary.auxiliary_model import DocumentKv
 from generator.composing.auxiliary.token_spans import Span
 from generator.composing.composed_prompt import Content
+from generator.composing.deletions import Deletions, IsDeleted
 
 
 class ReadDocument(NamedTuple):
@@ -18,16 +18,18 @@ class ReadDocument(NamedTuple):
 
 
 class DocumentCache:
-    """The most recently used documents' KV, of at most ``size`` bytes. May be used from several threads.
-
-    ``deletions`` counts the calls of ``forget``.
-    """
+    """The most recently used documents' KV, of at most ``size`` bytes. May be used from several threads."""
 
     def __init__(self, size: int) -> None:
-        self.deletions = 0
+        self._deletions = Deletions()
         self._room = size
         self._kept: OrderedDict[Content, ReadDocument] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def deletions(self) -> int:
+        """How often documents were deleted."""
+        return self._deletions.count
 
     def get(self, content: Content) -> ReadDocument | None:
         """A document's KV, if it is kept."""
@@ -38,21 +40,21 @@ class DocumentCache:
             return found
 
     def add(self, content: Content, document: ReadDocument, deletions: int) -> None:
-        """Keep a document's KV, if there is room for it at all.
-
-        Nothing is kept if there were more than so many ``deletions``: the document may be among the deleted ones.
-        """
+        """Keep a document's KV, if there is room for it at all, and if it is in no deletion behind ``deletions``."""
         with self._lock:
-            if content in self._kept or deletions != self.deletions:
+            later = self._deletions.since(deletions)
+            if content in self._kept or later is None:
+                return
+            if any(is_deleted(content.namespace, (content.key,)) for is_deleted in later):
                 return
             self._kept[content] = document
             self._room -= document.kv.size
             while self._room < 0:
                 self._room += self._kept.popitem(last=False)[1].kv.size
 
-    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
-        """Drop the documents that are deleted, by namespace and path."""
+    def forget(self, is_deleted: IsDeleted) -> None:
+        """Drop the documents that are deleted."""
         with self._lock:
-            self.deletions += 1
+            self._deletions.add(is_deleted)
             for content in [one for one in self._kept if is_deleted(one.namespace, (one.key,))]:
                 self._room += self._kept.pop(content).kv.size

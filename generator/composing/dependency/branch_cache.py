@@ -1,12 +1,12 @@
 """Keeps branches' KV for later prompts: a radix tree for each root entity (DepCache, section 4)."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import torch
 
+from generator.composing.deletions import Deletions, IsDeleted
 from generator.composing.dependency.token_kv import TokenKv
 
 
@@ -54,95 +54,103 @@ class _Kept:
 
 
 class BranchCache:
-    """Branches' KV in ``memory``, each behind its parent. May be used from several threads; one of them adds.
+    """Branches' KV in ``memory``, each behind its parent. One thread uses it, in the same order on each rank.
 
     Plans say what leaves (``drop``). If that does not make the room, the leaf whose last use is the longest ago leaves.
-    ``deletions`` counts the calls of ``forget``.
     """
 
     def __init__(self, memory: TokenKv) -> None:
-        self.deletions = 0
         self._memory = memory
         # The lowest last, so that memory which was never needed is never touched.
         self._free = list(range(memory.tokens))[::-1]
         self._uses = 0
         self._kept: dict[bytes, _Kept] = {}
-        self._lock = threading.Lock()
+        self._deletions = Deletions()
+
+    @property
+    def deletions(self) -> int:
+        """How often documents were deleted."""
+        return self._deletions.count
 
     def find(self, keys: Sequence[bytes]) -> list[KeptBranch | None]:
         """Those of the branches that are kept."""
-        with self._lock:
-            self._uses += 1
-            found = [self._kept.get(key) for key in keys]
-            for kept in found:
-                if kept is not None:
-                    kept.used = self._uses
-            return [kept.branch if kept is not None else None for kept in found]
+        self._uses += 1
+        found = [self._kept.get(key) for key in keys]
+        for kept in found:
+            if kept is not None:
+                kept.used = self._uses
+        return [kept.branch if kept is not None else None for kept in found]
 
     def read(self, branches: Sequence[KeptBranch]) -> TokenKv:
         """A copy of the KV of found branches' tokens, one branch after the other.
 
-        What was found can be read until the next ``add``, even if it is dropped or deleted meanwhile. So the thread
-        that adds calls this.
+        What was found can be read until the next ``add``, even if it is dropped or deleted meanwhile.
         """
         return self._memory.rows(_rows(branches))
 
     def add(self, namespace: str, branches: Sequence[PromptBranch], computed: TokenKv, deletions: int) -> None:
         """Keep a prompt's branches, in pre-order, as far as there is room. One whose parent is not kept is left out.
 
-        ``computed`` is the KV of the tokens that the prompt has computed. Nothing is kept if there were more than so
-        many ``deletions``: the facts may be among the deleted ones.
+        ``computed`` is the KV of the tokens that the prompt has computed. What was deleted behind so many ``deletions``
+        is not kept.
         """
-        with self._lock:
-            if deletions != self.deletions:
-                return
-            self._uses += 1
-            missing: dict[bytes, PromptBranch] = {}
-            for branch in branches:
-                kept = self._kept.get(branch.key)
-                if kept is not None:
-                    kept.used = self._uses
-                elif branch.tokens:
-                    missing.setdefault(branch.key, branch)
-            self._make_room(sum(len(branch.tokens) for branch in missing.values()))
-            new, chosen = self._new(namespace, list(missing.values()))
-            whole = len(chosen) == computed.tokens
-            kv = computed if whole else computed.rows(torch.tensor(chosen, dtype=torch.long))
-            # Before anything of it can be found.
-            self._memory.write(_rows([kept.branch for kept in new]), kv)
-            del self._free[len(self._free) - len(chosen) :]
-            for kept in new:
-                self._kept[kept.key] = kept
-                if kept.parent is not None:
-                    kept.parent.below.add(kept)
-            for branch in branches:
-                known = self._kept.get(branch.key)
-                if known is not None:
-                    known.stated_by = known.stated_by.union(branch.stated_by)
+        branches = self._not_deleted(namespace, branches, deletions)
+        self._uses += 1
+        missing: dict[bytes, PromptBranch] = {}
+        for branch in branches:
+            kept = self._kept.get(branch.key)
+            if kept is not None:
+                kept.used = self._uses
+            elif branch.tokens:
+                missing.setdefault(branch.key, branch)
+        self._make_room(sum(len(branch.tokens) for branch in missing.values()))
+        new, chosen = self._new(namespace, list(missing.values()))
+        whole = len(chosen) == computed.tokens
+        kv = computed if whole else computed.rows(torch.tensor(chosen, dtype=torch.long))
+        self._memory.write(_rows([kept.branch for kept in new]), kv)
+        del self._free[len(self._free) - len(chosen) :]
+        for kept in new:
+            self._kept[kept.key] = kept
+            if kept.parent is not None:
+                kept.parent.below.add(kept)
+        for branch in branches:
+            known = self._kept.get(branch.key)
+            if known is not None:
+                known.stated_by = known.stated_by.union(branch.stated_by)
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Drop branches, with what is kept below them. Those that are not kept are ignored."""
-        with self._lock:
-            for key in keys:
-                kept = self._kept.get(key)
-                if kept is not None:
-                    self._remove(kept)
+        for key in keys:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._remove(kept)
 
-    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
-        """Drop what only deleted chunks state, and what is below it.
-
-        ``is_deleted`` says whether any of these content hashes is deleted in a namespace, or all of the namespace.
-        """
-        with self._lock:
-            self.deletions += 1
-            for key, kept in list(self._kept.items()):
-                # It may have gone with the branch above it.
-                if key not in self._kept or not is_deleted(kept.namespace, tuple(kept.stated_by)):
-                    continue
-                left = [content for content in kept.stated_by if not is_deleted(kept.namespace, (content,))]
+    def forget(self, is_deleted: IsDeleted) -> None:
+        """Drop what only deleted chunks state, and what is below it."""
+        self._deletions.add(is_deleted)
+        for key, kept in list(self._kept.items()):
+            # It may have gone with the branch above it.
+            if key not in self._kept:
+                continue
+            left = _left(is_deleted, kept.namespace, kept.stated_by)
+            if left is None:
+                self._remove(kept)
+            else:
                 kept.stated_by = frozenset(left)
-                if not left:
-                    self._remove(kept)
+
+    def _not_deleted(self, namespace: str, branches: Sequence[PromptBranch], deletions: int) -> list[PromptBranch]:
+        """The branches that some chunk still states after all but the first ``deletions``, with these chunks."""
+        later = self._deletions.since(deletions)
+        if later is None:
+            return []
+        kept = []
+        for branch in branches:
+            left: Collection[str] | None = branch.stated_by
+            for is_deleted in later:
+                left = left if left is None else _left(is_deleted, namespace, left)
+            if left is not None:
+                kept.append(branch._replace(stated_by=tuple(left)))
+        return kept
 
     def _new(self, namespace: str, branches: Sequence[PromptBranch]) -> tuple[list[_Kept], list[int]]:
         """New entries for those branches that fit, on the last of the free rows, and the places of their tokens."""
@@ -186,3 +194,13 @@ class BranchCache:
 
 def _rows(branches: Sequence[KeptBranch]) -> torch.Tensor:
     return torch.tensor([row for branch in branches for row in branch.rows], dtype=torch.long)
+
+
+def _left(is_deleted: IsDeleted, namespace: str, stated_by: Collection[str]) -> Collection[str] | None:
+    """The chunks that state a branch after a deletion; None if the branch is deleted.
+
+    No chunk states what is a prompt's own. It is deleted with all of its namespace.
+    """
+    if not is_deleted(namespace, tuple(stated_by)):
+        return stated_by
+    return [content for content in stated_by if not is_deleted(namespace, (content,))] or None

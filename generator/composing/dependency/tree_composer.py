@@ -1,6 +1,6 @@
 """Computes a prompt's dependency trees, or takes the KV that an earlier prompt computed (DepCache, Algorithm 2)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from generator.composing.attention_layers import AttentionLayer
 from generator.composing.codec import LayerKv
 from generator.composing.composer import Composed
+from generator.composing.deletions import IsDeleted
 from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch
 from generator.composing.dependency.forest import Forest
 from generator.composing.dependency.token_kv import TokenKv
@@ -61,8 +62,8 @@ class TreeComposer:
         """How often documents were deleted."""
         return self._kept.deletions
 
-    def forget(self, is_deleted: Callable[[str, tuple[str, ...]], bool]) -> None:
-        """Drop what is kept of deleted chunks' facts. May be called from any thread."""
+    def forget(self, is_deleted: IsDeleted) -> None:
+        """Drop what is kept of deleted chunks' facts."""
         self._kept.forget(is_deleted)
 
     def steps(self, task: TreeTask) -> Iterator[Composed | None]:

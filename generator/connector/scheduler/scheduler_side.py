@@ -86,8 +86,8 @@ class SchedulerSide:
             purge = self._transfers.new_purge(contents, below, message.of)
             if Tier.GPU in message.tiers:
                 self._owners.forget(purge, self._states.values())
-            if purge.tiers:
-                numbers.add(self._transfers.queue_purge(purge))
+            # Even without tiers below the GPU: the workers keep facts' KV beside its blocks.
+            numbers.add(self._transfers.queue_purge(purge))
         if message.spare:
             self._relief.set_spare(message.spare)
         if message.inquire:

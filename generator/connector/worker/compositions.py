@@ -78,7 +78,7 @@ class Compositions:
             self._deletions[request_id] = self._trees.deletions
 
     def forget(self, purge: Purge) -> None:
-        """Drop what is kept of deleted documents, on any thread."""
+        """Drop what is kept of deleted documents."""
         self._composer.forget(purge.covers)
         if self._trees is not None:
             self._trees.forget(purge.covers)

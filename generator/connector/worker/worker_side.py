@@ -94,6 +94,9 @@ class WorkerSide:
             uses_disk = Tier.DISK in (transfer.source, transfer.target)
             self._movers.submit(self._transferring(transfer, fence), (transfer.key, *pages), uses_disk)
         for purge in jobs.purges:
+            if self._compositions is not None:
+                # At once: each rank must have the same branches when it composes the next prompt.
+                self._compositions.forget(purge)
             # Behind the transfers under way, so that the purge also deletes the copies that they make.
             self._movers.submit_alone(self._purging(purge))
         for name in jobs.inquiries:
@@ -187,8 +190,6 @@ class WorkerSide:
         def run() -> None:
             left = 1
             try:
-                if self._compositions is not None:
-                    self._compositions.forget(purge)
                 left = self._jobs.purge(purge)
             except Exception as error:
                 warn("documents_not_purged", error)

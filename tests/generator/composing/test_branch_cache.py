@@ -142,6 +142,7 @@ def test_no_row_is_lost_or_used_twice(seed):
     drawn = random.Random(seed)
     cache = BranchCache(memory(20))
     numbers: dict[bytes, list[float]] = {}
+    begun = 0
     for step in range(200):
         keys = [f"{drawn.randrange(8)}".encode() for _ in range(drawn.randint(1, 4))]
         if drawn.random() < 0.2:
@@ -158,7 +159,8 @@ def test_no_row_is_lost_or_used_twice(seed):
                 if tokens:
                     numbers[key] = [10.0 * step + place for place in tokens]
                     done = tokens.stop
-            add(cache, branches, cache.deletions, 10.0 * step)
+            add(cache, branches, begun, 10.0 * step)
+        begun = cache.deletions - drawn.randrange(2) if cache.deletions else 0
         kept = [(key, one) for key, one in zip(numbers, cache.find(list(numbers)), strict=True) if one is not None]
         for key, _ in kept:
             assert read(cache, key.decode()) == numbers[key]
@@ -270,6 +272,56 @@ def test_a_deletion_of_everything_drops_its_namespaces_and_what_is_computed_mean
     assert found(cache) == [None] * 4
     add(cache, computed(), cache.deletions)
     assert found(cache) == [0, 1, 2, 3]
+
+
+def test_what_was_deleted_since_a_prompt_was_begun_is_not_kept():
+    cache = BranchCache(memory(ALL))
+    cache.forget(deleting("a", namespace="other"))
+    cache.forget(deleting("a"))
+    cache.forget(deleting("x"))
+    add(cache, computed(), deletions=0)
+    assert found(cache) == [0, None, None, 3]
+    assert read(cache, "film", "city") == [0, 1, 6, 7]
+    # The deleted chunk does not state the root any more.
+    cache.forget(deleting("b"))
+    assert found(cache) == [None] * 4
+
+
+def test_what_was_deleted_before_a_prompt_was_begun_is_kept():
+    cache = BranchCache(memory(ALL))
+    cache.forget(deleting("a"))
+    add(cache, computed(), deletions=1)
+    assert found(cache) == [0, 1, 2, 3]
+
+
+def test_a_deletion_since_a_prompt_was_begun_takes_no_chunk_off_what_others_keep():
+    """The chunk is there again: a later prompt stated what an earlier one, which ends behind it, had stated before."""
+    cache = BranchCache(memory(ALL))
+    cache.forget(deleting("a", "b"))
+    add(cache, computed(), deletions=1)
+    add(cache, [branch._replace(tokens=range(0)) for branch in computed()], deletions=0)
+    cache.forget(deleting("b"))
+    assert found(cache) == [0, 1, 2, None]
+
+
+def test_what_is_below_a_deleted_branch_is_not_kept_although_other_chunks_state_it():
+    cache = BranchCache(memory(ALL))
+    cache.forget(deleting("a"))
+    add(cache, computed(stated_by=STATED_BY | {"director": ("a", "b")}), deletions=0)
+    assert found(cache) == [0, None, None, 3]
+
+
+def test_a_prompt_that_was_begun_too_many_deletions_ago_keeps_nothing():
+    cache = BranchCache(memory(100 * ALL))
+    for _ in range(64):
+        cache.forget(deleting("x"))
+    add(cache, computed(), deletions=0)
+    assert found(cache) == [0, 1, 2, 3]
+    cache.forget(deleting("x"))
+    add(cache, root("late"), deletions=0)
+    assert found(cache, ["late"]) == [None]
+    add(cache, root("late"), deletions=1)
+    assert found(cache, ["late"]) == [9]
 
 
 def test_room_is_given_back():

@@ -274,6 +274,14 @@ class TestReuse:
         assert await engine.carry_out(Orders(forget=everything)) == ()
         assert (await ask(engine, tree_plan(system, branches, segment, source=None))).prefill.composed_tokens == 0
 
+    async def test_a_deletion_in_the_gpu_tier_alone_ends_hits(self, engine, system):
+        """An instance that missed a deletion is told to carry it out in its own memory."""
+        segment = facts(BRANCHES, "missed")
+        plan = tree_plan(system, BRANCHES, segment, source=None)
+        await ask(engine, plan)
+        assert await engine.carry_out(Orders(everything=True, tiers=(GPU,))) == ()
+        assert (await ask(engine, plan)).prefill.composed_tokens == 0
+
 
 class TestIsolation:
     async def test_an_exact_request_behind_it_is_unchanged_and_nothing_of_trees_is_found(self, engine, path):

@@ -49,3 +49,13 @@ def test_what_was_read_before_a_deletion_and_arrives_behind_it_is_not_kept():
     cache.forget(lambda namespace, path: True)
     cache.add(FIRST, document(), before)
     assert cache.get(FIRST) is None
+
+
+def test_a_deletion_of_another_document_does_not_matter():
+    cache = DocumentCache(size=160)
+    before = cache.deletions
+    cache.forget(lambda namespace, path: (namespace, path) == ("a", ("second",)))
+    cache.add(FIRST, document(), before)
+    cache.add(SECOND, document(), before)
+    assert cache.get(FIRST) is not None
+    assert cache.get(SECOND) is None

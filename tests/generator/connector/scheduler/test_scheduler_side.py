@@ -234,6 +234,17 @@ def test_a_deleted_document_is_released_and_purged(engine):
     assert engine.side.report().carried_out == {"deletion": ()}
 
 
+def test_a_deletion_in_the_gpu_tier_alone_reaches_the_workers(engine):
+    """They keep KV of facts, which is in no tier."""
+    message = RequestMessage("deletion", plan=False, forget=(("n", "c1"),), tiers=(Tier.GPU,))
+    engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)
+    (purge,) = engine.step().purges
+    assert (purge.contents, purge.tiers) == ({"n": frozenset({"c1"})}, ())
+    assert engine.side.report() is None
+    engine.results(purged={purge.number: 0})
+    assert engine.side.report().carried_out == {"deletion": ()}
+
+
 def test_an_inquiry_answers_with_the_gpu_tier_and_the_others(engine):
     engine.prefill("first", Tier.GPU)
     engine.side.report()

@@ -1,5 +1,6 @@
 """Background loads that several threads share: when one ends, every page is loaded, or its node is named as lost."""
 
+import threading
 import time
 
 import numpy as np
@@ -10,7 +11,7 @@ pytest.importorskip("vllm")
 import torch
 from small_cache import small_cache
 
-from generator.connector.step_jobs import Load, Piece, StepJobs
+from generator.connector.step_jobs import Load, Piece, Purge, StepJobs
 from generator.connector.worker import worker_side
 from generator.connector.worker.worker_side import WorkerSide
 from generator.tiers.disk import DiskTier
@@ -68,6 +69,19 @@ class Loading:
         return page
 
 
+class KeptByComposing:
+    """Stands in for what composing keeps, and notes on which thread it is to be forgotten."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[tuple[int, threading.Thread]] = []
+
+    def forget(self, purge: Purge) -> None:
+        self.forgotten.append((purge.number, threading.current_thread()))
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 def loading(tmp_path, threads):
     loading = Loading(tmp_path, threads)
@@ -107,6 +121,15 @@ def test_an_idle_step_does_not_wait_for_jobs_that_have_ended(loading, monkeypatc
     began = time.monotonic()
     loading.worker.pause(StepJobs(idle=True))
     assert time.monotonic() - began < PATIENCE_S
+
+
+def test_what_composing_keeps_is_forgotten_on_the_engines_thread(loading):
+    """All ranks take their steps in one order, so they have the same facts when the next prompt is composed."""
+
+    kept = KeptByComposing()
+    loading.worker.compose_with(kept)
+    loading.worker.transfer(StepJobs(purges=[Purge(number, None, ()) for number in range(2)]))
+    assert kept.forgotten == [(number, threading.current_thread()) for number in range(2)]
 
 
 def test_an_empty_load_ends(loading):
