@@ -235,7 +235,9 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
     (engine,) = vllm_stack.engines()
 
     def rests() -> bool:
-        return engine.cpu_percent(interval=0.5) < 20
+        # On a busy machine, the engine may get so little CPU time while it works.
+        waiting, running = (vllm_stack.metric(f"vllm:num_requests_{state}") for state in ("waiting", "running"))
+        return waiting + running == 0 and engine.cpu_percent(interval=0.5) < 20
 
     def used_s() -> float:
         times = engine.cpu_times()
@@ -246,19 +248,22 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
 
     # What was ingested before may still be prefilled.
     until(rests)
-    before_s = used_s()
+    before_s, before = used_s(), generated()
     whole = vllm_stack.query(**asked).json()
     whole_s = used_s() - before_s
     # Decoding is greedy, so the same question gives the same length: the answer would not have ended by itself.
     assert whole["finish_reason"] == "length"
+    assert generated() - before >= asked["max_tokens"]
     until(rests)
     before_s, before = used_s(), generated()
     with vllm_stack.asking(**asked) as events:
         for _ in range(3):
             come_to(events, "output_text.delta")
-        assert engine.cpu_percent(interval=0.5) > 40
     left_s, left = used_s(), generated()
     rest_s, rest = whole_s - (left_s - before_s), asked["max_tokens"] - (left - before)
+    # It was far from the end.
+    assert rest > asked["max_tokens"] / 2
+    assert rest_s > whole_s / 2
     until(rests)
     # First what says whether it went on decoding: CPU time may also be that of other work.
     assert generated() - left < rest / 3
