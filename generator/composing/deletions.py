@@ -8,7 +8,7 @@ IsDeleted: TypeAlias = Callable[[str, tuple[str, ...]], bool]
 """Whether a deletion is of any of these content hashes in a namespace, or of all that the namespace has."""
 
 _REMEMBERED = 64
-"""More come during one prompt only if something is wrong."""
+"""If more come while a prompt is computed, nothing of it is kept."""
 
 
 class Deletions:
