@@ -118,12 +118,20 @@ class StackUnderTest:
             return list(events)
 
     def metric(self, name: str) -> float:
-        """Return a metric, summed over its labels."""
+        """Return a metric without labels, or with the labels of its name. There must be exactly one."""
+        (value,) = self._samples(f"{name} ")
+        return value
+
+    def metric_of_all(self, name: str) -> float:
+        """Return a metric's sum over its labels."""
+        values = self._samples(f"{name}{{")
+        assert values, f"no {name} has labels"
+        return sum(values)
+
+    def _samples(self, start: str) -> list[float]:
         with self.client() as client:
             lines = client.get("/metrics").raise_for_status().text.splitlines()
-        values = [float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
-        assert values, f"there is no metric {name}"
-        return sum(values)
+        return [float(line.split()[-1]) for line in lines if line.startswith(start)]
 
     def processes(self, named: str) -> list[psutil.Process]:
         """Return the stack's processes whose title or command line contains ``named``."""
