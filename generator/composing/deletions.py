@@ -1,7 +1,8 @@
 """The deletions of documents since a prompt was begun: what it computes may be of one of them."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import islice
 from typing import TypeAlias
 
 IsDeleted: TypeAlias = Callable[[str, tuple[str, ...]], bool]
@@ -23,7 +24,27 @@ class Deletions:
         self.count += 1
         self._last.append(is_deleted)
 
-    def since(self, count: int) -> list[IsDeleted] | None:
-        """Those behind the first ``count``, or None if not all of them are remembered."""
-        later = self.count - count
-        return list(self._last)[len(self._last) - later :] if later <= len(self._last) else None
+    def left_since(self, count: int, namespace: str, contents: Collection[str]) -> Collection[str] | None:
+        """What the deletions behind the first ``count`` have left of the contents, as ``left_by`` says.
+
+        None, too, if not all of these deletions are remembered.
+        """
+        passed = len(self._last) - (self.count - count)
+        if passed < 0:
+            return None
+        for is_deleted in islice(self._last, passed, None):
+            left = left_by(is_deleted, namespace, contents)
+            if left is None:
+                return None
+            contents = left
+        return contents
+
+
+def left_by(is_deleted: IsDeleted, namespace: str, contents: Collection[str]) -> Collection[str] | None:
+    """The contents that a deletion leaves, or None if it leaves nothing.
+
+    What rests on no content, such as a heading, is deleted with all of its namespace.
+    """
+    if not is_deleted(namespace, tuple(contents)):
+        return contents
+    return [content for content in contents if not is_deleted(namespace, (content,))] or None

@@ -20,8 +20,8 @@ class RequestMessage(msgspec.Struct, frozen=True):
     prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
     kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``trees`` stand
     behind the nodes, if there are any. ``forget`` lists documents to delete, as namespace and content hash;
-    ``everything`` deletes all KV of the namespaces that end with ``of``; either of them in ``tiers``, and in what is
-    kept of facts. ``inquire`` asks what all tiers hold.
+    ``everything`` deletes all KV of the namespaces that end with ``of``; either of them in ``tiers``, and with them
+    what composing keeps. ``inquire`` asks what all tiers hold.
     """
 
     name: str

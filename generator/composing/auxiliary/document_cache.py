@@ -42,10 +42,9 @@ class DocumentCache:
     def add(self, content: Content, document: ReadDocument, deletions: int) -> None:
         """Keep a document's KV, if there is room for it at all, and if it is in no deletion behind ``deletions``."""
         with self._lock:
-            later = self._deletions.since(deletions)
-            if content in self._kept or later is None:
+            if content in self._kept:
                 return
-            if any(is_deleted(content.namespace, (content.key,)) for is_deleted in later):
+            if self._deletions.left_since(deletions, content.namespace, (content.key,)) is None:
                 return
             self._kept[content] = document
             self._room -= document.kv.size

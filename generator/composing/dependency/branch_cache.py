@@ -1,12 +1,12 @@
 """Keeps branches' KV for later prompts: a radix tree for each root entity (DepCache, section 4)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import torch
 
-from generator.composing.deletions import Deletions, IsDeleted
+from generator.composing.deletions import Deletions, IsDeleted, left_by
 from generator.composing.dependency.token_kv import TokenKv
 
 
@@ -132,7 +132,7 @@ class BranchCache:
             # It may have gone with the branch above it.
             if key not in self._kept:
                 continue
-            left = _left(is_deleted, kept.namespace, kept.stated_by)
+            left = left_by(is_deleted, kept.namespace, kept.stated_by)
             if left is None:
                 self._remove(kept)
             else:
@@ -140,14 +140,9 @@ class BranchCache:
 
     def _not_deleted(self, namespace: str, branches: Sequence[PromptBranch], deletions: int) -> list[PromptBranch]:
         """The branches that some chunk still states after all but the first ``deletions``, with these chunks."""
-        later = self._deletions.since(deletions)
-        if later is None:
-            return []
         kept = []
         for branch in branches:
-            left: Collection[str] | None = branch.stated_by
-            for is_deleted in later:
-                left = left if left is None else _left(is_deleted, namespace, left)
+            left = self._deletions.left_since(deletions, namespace, branch.stated_by)
             if left is not None:
                 kept.append(branch._replace(stated_by=tuple(left)))
         return kept
@@ -194,13 +189,3 @@ class BranchCache:
 
 def _rows(branches: Sequence[KeptBranch]) -> torch.Tensor:
     return torch.tensor([row for branch in branches for row in branch.rows], dtype=torch.long)
-
-
-def _left(is_deleted: IsDeleted, namespace: str, stated_by: Collection[str]) -> Collection[str] | None:
-    """The chunks that state a branch after a deletion; None if the branch is deleted.
-
-    No chunk states what is a prompt's own. It is deleted with all of its namespace.
-    """
-    if not is_deleted(namespace, tuple(stated_by)):
-        return stated_by
-    return [content for content in stated_by if not is_deleted(namespace, (content,))] or None

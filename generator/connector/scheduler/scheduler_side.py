@@ -86,7 +86,7 @@ class SchedulerSide:
             purge = self._transfers.new_purge(contents, below, message.of)
             if Tier.GPU in message.tiers:
                 self._owners.forget(purge, self._states.values())
-            # Even without tiers below the GPU: the workers keep facts' KV beside its blocks.
+            # Even without tiers below the GPU: what composing keeps is in none of them.
             numbers.add(self._transfers.queue_purge(purge))
         if message.spare:
             self._relief.set_spare(message.spare)

@@ -125,7 +125,6 @@ def test_an_idle_step_does_not_wait_for_jobs_that_have_ended(loading, monkeypatc
 
 def test_what_composing_keeps_is_forgotten_on_the_engines_thread(loading):
     """All ranks take their steps in one order, so they have the same facts when the next prompt is composed."""
-
     kept = KeptByComposing()
     loading.worker.compose_with(kept)
     loading.worker.transfer(StepJobs(purges=[Purge(number, None, ()) for number in range(2)]))
