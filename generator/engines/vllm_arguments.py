@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from generator.engines.vllm_seeds import SEEDED_SAMPLER
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
@@ -69,6 +70,8 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
     }
+    if not has_gpu():
+        arguments = _with_seeded_sampler(arguments)
     return _with_prompt_layout(arguments, settings, folder) if uses_connector(arguments) else arguments
 
 
@@ -112,6 +115,16 @@ def _with_prompt_layout(arguments: dict[str, Any], settings: GeneratorSettings, 
     transfer = arguments["kv_transfer_config"]
     extra = {**transfer.get("kv_connector_extra_config", {}), "prompt_layout": layout.digest}
     return {**arguments, "kv_transfer_config": {**transfer, "kv_connector_extra_config": extra}}
+
+
+def _with_seeded_sampler(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the sampler of seeded requests on CPUs, behind the user's own logits processors.
+
+    vLLM takes none beside speculative decoding. Log probabilities behind all processors would be those of its choice.
+    """
+    if arguments.get("speculative_config") or str(arguments.get("logprobs_mode", "")).startswith("processed"):
+        return arguments
+    return {**arguments, "logits_processors": [*(arguments.get("logits_processors") or ()), SEEDED_SAMPLER]}
 
 
 def _is_eager(settings: GeneratorSettings) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from generator.engines.vllm_sampling import check_sampling, refusal, sampling_params
+from generator.engines.vllm_seeds import place_seed
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
 from protocol.generation import Sampling
 
@@ -79,6 +80,7 @@ class VllmRequests:
 
         if self._closed:
             raise EngineNotReady("the engine is closed")
+        place_seed(self._llm.vllm_config, params)
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
         self._running.add(request_id)
         try:

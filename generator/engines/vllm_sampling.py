@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from generator.engines.vllm_seeds import engine_seed, place_seed
 from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling, TokenLogprob
 
@@ -42,7 +43,7 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
                 else RepetitionDetectionParams(loops.max_pattern_size, loops.min_pattern_size, loops.min_count)
             ),
             logit_bias=sampling.logit_bias or None,
-            seed=sampling.seed,
+            seed=engine_seed(sampling.seed),
             stop=list(sampling.stop) or None,
             structured_outputs=(
                 None if sampling.json_schema is None else StructuredOutputsParams(json=sampling.json_schema)
@@ -74,6 +75,7 @@ def check_sampling(config: "VllmConfig", tokenizer: "TokenizerLike | None", samp
     from vllm.exceptions import VLLMValidationError
 
     params = sampling_params(sampling)
+    place_seed(config, params)
     try:
         params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
     # Some of its checks raise plain ValueErrors.

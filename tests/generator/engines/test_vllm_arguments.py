@@ -1,6 +1,7 @@
 """The engine arguments bind KV to what turns texts into tokens."""
 
 import os
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -10,11 +11,14 @@ pytest.importorskip("torch")
 
 from generator.engines import vllm_arguments
 from generator.engines.vllm_arguments import engine_arguments, has_gpu, prepare_environment
+from generator.engines.vllm_sampling import sampling_params
+from generator.engines.vllm_seeds import SEED_ARGUMENT, SEEDED_SAMPLER, place_seed
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.prompt_template import PromptTemplate
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings, KvSettings
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.generation import Sampling
 
 OWN_CONNECTOR = {
     "kv_transfer_config": {
@@ -100,3 +104,44 @@ def test_each_engine_gets_its_own_environment_unless_the_user_has_set_it(monkeyp
             prepare_environment(GeneratorSettings(cpu_threads=threads, cpu_kv_cache_gib=threads))
             assert os.environ["OMP_NUM_THREADS"] == str(threads)
             assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine_args", "processors"),
+    [
+        (False, {}, [SEEDED_SAMPLER]),
+        (False, {"logits_processors": ["a.module:Own"]}, ["a.module:Own", SEEDED_SAMPLER]),
+        (False, {"speculative_config": {"method": "ngram"}}, None),
+        (False, {"logprobs_mode": "processed_logprobs"}, None),
+        (True, {}, None),
+    ],
+)
+def test_seeded_requests_have_a_sampler_of_their_own_on_a_cpu(folder, monkeypatch, gpu, engine_args, processors):
+    monkeypatch.setattr(vllm_arguments, "has_gpu", lambda: gpu)
+    arguments = engine_arguments(GeneratorSettings(engine_args=engine_args), folder, "generator-0")
+    assert arguments.get("logits_processors") == processors
+
+
+@pytest.mark.parametrize(
+    ("device", "processors", "temperature", "seed"),
+    [
+        ("cpu", [SEEDED_SAMPLER], 0.8, (None, 7)),
+        ("cpu", [SEEDED_SAMPLER], 0.0, (None, None)),
+        ("cpu", None, 0.0, (None, None)),
+        ("cpu", None, 0.8, "refused"),
+        ("cuda", None, 0.8, (7, None)),
+    ],
+)
+def test_a_seed_goes_where_the_engine_draws_by_it(device, processors, temperature, seed):
+    pytest.importorskip("vllm")
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device), model_config=SimpleNamespace(logits_processors=processors)
+    )
+    params = sampling_params(Sampling(4, temperature, seed=7))
+    if seed == "refused":
+        with pytest.raises(InvalidRequest) as caught:
+            place_seed(config, params)
+        assert caught.value.param == "seed"
+    else:
+        place_seed(config, params)
+        assert (params.seed, (params.extra_args or {}).get(SEED_ARGUMENT)) == seed
