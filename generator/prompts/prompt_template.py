@@ -90,8 +90,9 @@ class PromptTemplate:
     def _render_all(self, turns: Sequence[ChatMessage]) -> str:
         """The rendered turns. Raises TemplateRefusal if the chat template refuses a turn or silently omits one."""
         rendered = self._chat_template.render(turns)
+        kept = set(_MARK.findall(rendered))
         for turn in turns:
-            if any(mark.group() not in rendered for mark in _MARK.finditer(turn.content)):
+            if not kept.issuperset(_MARK.findall(turn.content)):
                 raise TemplateRefusal(f"its chat template omits messages of the role {turn.role!r}")
         return rendered
 

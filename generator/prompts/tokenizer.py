@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from generator.prompts.chat_template import ChatTemplate
+from generator.prompts.plain_tokenizer import plain_tokenizer
 from protocol.errors import ConfigError
 
 
@@ -25,9 +26,12 @@ class ModelTokenizer:
             raise ConfigError(f"model folder {folder} has no tokenizer.json", param="generator.model")
         # One tokenizer reads control tokens such as <|im_end|> in the chat template's own text. The other reads them in
         # foreign text as plain characters, so that no document can end its turn and speak as the system.
-        self._template_tokenizer = _tokenizer(path)
-        self._plain_tokenizer = _tokenizer(path)
-        self._plain_tokenizer.encode_special_tokens = True
+        try:
+            content = path.read_bytes()
+            self._template_tokenizer = Tokenizer.from_str(content.decode())
+            self._plain_tokenizer = plain_tokenizer(content)
+        except Exception as error:  # the library raises nothing more specific
+            raise ConfigError(f"{path} cannot be read as a tokenizer: {error}", param="generator.model") from error
         for tokenizer in (self._template_tokenizer, self._plain_tokenizer):
             tokenizer.no_truncation()
             tokenizer.no_padding()
@@ -35,11 +39,11 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of foreign text. Control tokens in it become plain characters."""
-        return tuple(self._plain_tokenizer.encode(text, add_special_tokens=False).ids)
+        return _ids(self._plain_tokenizer, text)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Token ids of a chat template's own text, including control tokens."""
-        return tuple(self._template_tokenizer.encode(text, add_special_tokens=False).ids)
+        return _ids(self._template_tokenizer, text)
 
     @property
     def control_tokens(self) -> list[str]:
@@ -48,7 +52,7 @@ class ModelTokenizer:
 
     def decode_stream(self) -> "TextStream":
         """A decoder for one answer, token by token."""
-        return TextStream(self._plain_tokenizer)
+        return TextStream(self._template_tokenizer)
 
 
 class TextStream:
@@ -63,8 +67,7 @@ class TextStream:
         return self._stream.step(self._tokenizer, token_id) or ""
 
 
-def _tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise ConfigError(f"{path} cannot be read as a tokenizer: {error}", param="generator.model") from error
+def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    # Of the library's calls, this one lets other threads run meanwhile, and takes no time for what is not asked for.
+    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return tuple(encoded.ids)

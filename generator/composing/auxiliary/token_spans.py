@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
+from generator.prompts.plain_tokenizer import plain_tokenizer
 from protocol.errors import ConfigError
 
 
@@ -30,15 +31,18 @@ class TokenSpans:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            content = (folder / "tokenizer.json").read_bytes()
+            self._tokenizer = Tokenizer.from_str(content.decode())
+            # Texts are foreign: control tokens in them are plain characters, as in the prompt.
+            self._plain_tokenizer = plain_tokenizer(content)
         except Exception as error:  # the library raises nothing more specific
             raise ConfigError(f"the tokenizer of {folder} cannot be read: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._plain_tokenizer.no_truncation()
+        self._plain_tokenizer.no_padding()
 
     def of_text(self, text: str) -> Spelled:
         """A text in tokens."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        encoded = self._plain_tokenizer.encode(text, add_special_tokens=False)
         return Spelled(text, encoded.ids, [Span(*offsets) for offsets in encoded.offsets])
 
     def of_tokens(self, token_ids: Sequence[int]) -> Spelled:
