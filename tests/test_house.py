@@ -7,7 +7,17 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ["protocol", "retriever", "cachectl", "generator", "gateway", "services", "benchmarks", "loadtest"]
+PACKAGES = [
+    "protocol",
+    "subprocesses",
+    "retriever",
+    "cachectl",
+    "generator",
+    "gateway",
+    "services",
+    "benchmarks",
+    "loadtest",
+]
 OTHERS = ["tests", "scripts", "docs", "docker", "helm"]
 MADE = {".so", ".c", ".pyc"}
 """Suffixes of build results."""

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ["protocol", "retriever", "cachectl", "generator", "gateway", "services", "benchmarks", "loadtest"]
+PACKAGES = [
+    "protocol",
+    "subprocesses",
+    "retriever",
+    "cachectl",
+    "generator",
+    "gateway",
+    "services",
+    "benchmarks",
+    "loadtest",
+]
 
 Graph = dict[str, set[str]]
 

@@ -15,7 +15,7 @@ from retriever.loaders.registry import LOADERS
 from retriever.loaders.sandbox_worker import REFUSALS, LoadReply, LoadRequest
 from retriever.loaders.source_code import SOURCE_CODE
 from retriever.settings import LoaderSettings
-from retriever.worker_process import WorkerEnded, WorkerProcess
+from subprocesses.worker_process import WorkerEnded, WorkerProcess
 
 UNCONFINED = ("text/plain", "text/markdown", SOURCE_CODE)
 """The media types that need no sandbox: their loaders take time and memory linear in a document's size."""

@@ -4,14 +4,14 @@ It reads one document after another from standard input. The kernel limits its p
 process is killed or gets a MemoryError. It cannot write files.
 """
 
-import resource
 import sys
 
 import msgspec
 
 from protocol.errors import BrokenDocument, EncryptedDocument, InvalidEncoding
-from retriever.frames import read_frame, write_frame
 from retriever.loaders.base import LoadedText
+from subprocesses.frames import read_frame, write_frame
+from subprocesses.limits import confine, limit_processor_time
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
@@ -36,9 +36,8 @@ REFUSALS = {kind.__name__: kind for kind in (InvalidEncoding, BrokenDocument, En
 def _load(request: LoadRequest) -> LoadReply:
     from retriever.loaders.registry import LOADERS
 
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    most = int(used.ru_utime + used.ru_stime) + 1 + request.cpu_s
-    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+    # The kernel counts whole seconds.
+    limit_processor_time(request.cpu_s + 1)
     try:
         return LoadReply(LOADERS[request.media_type](request.content))
     except (InvalidEncoding, BrokenDocument, EncryptedDocument) as error:
@@ -51,9 +50,7 @@ def _load(request: LoadRequest) -> LoadReply:
 
 def main(memory_bytes: int) -> None:
     """Read documents until standard input closes."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine(memory_bytes)
     while True:
         try:
             request = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=LoadRequest)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from protocol.errors import Unavailable
 from retriever.graph.extractors.base import GraphSource, Statement
-from retriever.worker_process import WorkerEnded, WorkerProcess
+from subprocesses.worker_process import WorkerEnded, WorkerProcess
 
 
 class RulesProcess:

@@ -8,11 +8,11 @@ import sys
 import msgspec
 from threadpoolctl import threadpool_limits
 
-from retriever.frames import read_frame, write_frame
 from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import RulesExtractor
 from retriever.thread_priorities import lower_priority
+from subprocesses.frames import read_frame, write_frame
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from retriever.frames import read_frame, write_frame
+from subprocesses.frames import read_frame, write_frame
 
 Reply = TypeVar("Reply")
 
