@@ -2,6 +2,7 @@
 
 import msgspec
 
+from protocol.revisions import StoreRevision
 from protocol.tiers import Tier
 
 
@@ -61,10 +62,15 @@ class CachePath(msgspec.Struct, frozen=True):
 
 
 class DocumentDeletion(msgspec.Struct, frozen=True):
-    """A deleted document: the content hashes of its chunks. A ``namespace`` of None means all namespaces."""
+    """A deleted document: the content hashes of its chunks. A ``namespace`` of None means all namespaces.
+
+    Its store had none of these contents at the revision ``gone_at``, so what was found before must not bring them back.
+    None means that the document is still stored: only its KV is deleted, and who finds the document computes it again.
+    """
 
     contents: tuple[str, ...]
     namespace: str | None = None
+    gone_at: StoreRevision | None = None
 
 
 class RestoreResult(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.prompts import ChatMessage, Prompt
-from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, DocumentChunks, SearchKind, SearchRequest
 
 
 class Retriever(Protocol):
@@ -78,7 +78,7 @@ class Retriever(Protocol):
     async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
         """Return a stored document. Raises UnknownCollection or UnknownDocument."""
 
-    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         """Return a document's chunks in order; reads only. Raises UnknownCollection or UnknownDocument."""
 
     async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:

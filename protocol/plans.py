@@ -8,6 +8,7 @@ from protocol.cache import TierStats
 from protocol.dependency import DependencyTrees
 from protocol.kv import LostCopy, Move, Pages, PeerCopy, PeerRead
 from protocol.prompts import Prompt
+from protocol.revisions import Revisions
 from protocol.tiers import Tier
 
 
@@ -84,8 +85,9 @@ class Fallback(StrEnum):
 class AdmissionRequest(msgspec.Struct, frozen=True):
     """A request for a plan: a prompt on final documents, best first. The plan has them in the requested ``order``.
 
-    ``namespace`` separates tenants' KV and salts its keys. ``searched_at`` is when the search for the documents began,
-    in seconds since the epoch: some of them may have been deleted since. ``avoid`` names instances that the query must
+    ``namespace`` separates tenants' KV and salts its keys. The stores had all documents at the revisions
+    ``found_at``: some may have been deleted since. Without a revision, a document counts as found before any deletion
+    of it. ``avoid`` names instances that the query must
     not get, because it was lost on them before. ``scores`` are those of the search, one for each document and possibly
     more, in falling order; empty if they are unknown. ``reuse`` and ``recompute_share`` are the controller's own if
     they are None.
@@ -94,7 +96,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     query_id: str
     namespace: str
     prompt: Prompt
-    searched_at: float
+    found_at: Revisions
     order: DocumentOrder = DocumentOrder.RETRIEVAL
     avoid: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()

@@ -7,6 +7,7 @@ import msgspec
 
 from protocol.filters import Attributes, Filter
 from protocol.graph import GraphMode, Subgraph
+from protocol.revisions import Revisions, StoreRevision
 
 
 class SearchKind(StrEnum):
@@ -123,6 +124,13 @@ class Chunk(msgspec.Struct, frozen=True):
     pages: Pages | None = None
 
 
+class DocumentChunks(msgspec.Struct, frozen=True):
+    """A document's chunks in order, as its store had them at a ``revision``."""
+
+    chunks: tuple[Chunk, ...]
+    revision: StoreRevision
+
+
 class CandidateSet(msgspec.Struct, frozen=True):
     """The best chunks after ``stage`` (from 1) out of ``of`` stages; ``docs`` and ``scores`` are ordered best first.
 
@@ -137,7 +145,7 @@ class CandidateSet(msgspec.Struct, frozen=True):
     ``unknown_keys`` are filter attributes that no document has. ``missing_shards`` did not return all their results,
     and may have had better chunks. ``reranking`` is what became of it, if the final documents were to be reranked. In a
     graph ``mode``, the final scores are the graph's, about 1 for the best chunk, and ``graph`` is what led to
-    them; those of both rankings are there, too.
+    them; those of both rankings are there, too. The stores that were searched had all of this at ``revisions``.
     """
 
     stage: int
@@ -154,6 +162,7 @@ class CandidateSet(msgspec.Struct, frozen=True):
     reranking: Reranking | None = None
     mode: GraphMode = GraphMode.NAIVE
     graph: Subgraph | None = None
+    revisions: Revisions = ()
 
     @property
     def reranked(self) -> bool:

@@ -21,7 +21,7 @@ from protocol.documents import (
 from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import InvalidRequest, NoGraph, RetrieverNotReady, UnknownDocument
 from protocol.graph import GraphRequest, GraphView
-from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchRequest
 from retriever.embedding.text_embedding import TextEmbedding
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.ingestion.document_checks import checked_name
@@ -175,7 +175,7 @@ class Retriever:
         """Return a document with its text. Raises UnknownCollection or UnknownDocument."""
         return await self._read(self._documents.get, tenant, collection, document_id)
 
-    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
         return await self._read(self._chunks_of, tenant, collection, document_id)
 
@@ -246,11 +246,12 @@ class Retriever:
         self._documents.collection(transaction, request.tenant, request.collection)
         raise NoGraph("documents are stored without a graph: retriever.graph.kind is none", param="collection")
 
-    def _chunks_of(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> list[Chunk]:
+    def _chunks_of(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         collection_key = self._documents.collection(transaction, tenant, collection)
         if collection_key is None or self._documents.content_hash(transaction, collection_key, document_id) is None:
             raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
-        return self._chunks.of_document(transaction, collection_key, document_id)
+        chunks = self._chunks.of_document(transaction, collection_key, document_id)
+        return DocumentChunks(tuple(chunks), self._documents.revision(transaction))
 
     def _stats(self, transaction: Transaction) -> RetrieverStats:
         disk = shutil.disk_usage(self._lifecycle.data_dir)

@@ -67,7 +67,7 @@ class LocalStack:
         controller = self._live.controller
         query_id = uuid4().hex
         arrived = time.perf_counter()
-        request = AdmissionRequest(query_id, namespace, prompt, time.time(), order, avoid, scores, reuse)
+        request = AdmissionRequest(query_id, namespace, prompt, (), order, avoid, scores, reuse)
         plan = await controller.admit(request)
         queued_ms = (time.perf_counter() - arrived) * 1000
         report = CompletionReport(query_id, PlanOutcome.FAILED)

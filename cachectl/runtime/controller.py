@@ -60,7 +60,7 @@ class Controller:
     """Leases plans over one knowledge tree. Implements ``protocol.parts.Controller``.
 
     Arguments:
-    - ``clock``: seconds on any monotonic scale. ``wall_clock``: seconds since the epoch.
+    - ``clock``: seconds on any monotonic scale.
     - ``costs``: what prefills and loads cost on an instance. ``step``: what one step of an engine computes.
     - ``capacities``: room of each tier in tokens, in whole pages of ``page_tokens`` tokens.
     - ``fingerprint``: names the KV's model and layout, and becomes part of every node's key.
@@ -84,7 +84,6 @@ class Controller:
         costs: Costs,
         capacities: Capacities,
         *,
-        wall_clock: Callable[[], float],
         page_tokens: int = 1,
         fingerprint: str = "",
         first_stamp: int = 1,
@@ -134,8 +133,7 @@ class Controller:
         self._speculations = Speculations(self._scheduler.speculative)
         self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
         self._deliveries = Deliveries(self._scheduler, executor)
-        # The configuration lets no query run for longer than a lease.
-        tombstones = Tombstones(wall_clock, settings.lease_s)
+        tombstones = Tombstones()
         self._namespaces = Namespaces(fingerprint)
         self._deletion = Deletion(
             self._scheduler,

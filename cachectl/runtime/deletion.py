@@ -50,7 +50,8 @@ class Deletion:
         """
         contents = deletion.contents
         namespace = None if deletion.namespace is None else self._namespaces.inside(deletion.namespace)
-        self._tombstones.add(contents, namespace)
+        if deletion.gone_at is not None:
+            self._tombstones.add(contents, namespace, deletion.gone_at)
         self._forget_deserted()
         queries = self._queries(contents, namespace)
         gone = sum(self._tree.delete(content, namespace) for content in contents)

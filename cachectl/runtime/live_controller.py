@@ -257,7 +257,6 @@ class LiveController:
             self._clock,
             profile,
             Capacities(*(self._shard.share(count) * page for count in pages)),
-            wall_clock=self._wall_clock,
             page_tokens=page,
             fingerprint=_fingerprint(memory),
             first_stamp=self._first_stamp(),

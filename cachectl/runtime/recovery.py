@@ -49,6 +49,7 @@ class Recovery:
         """What the next controller needs if this one is lost. Pauses regularly, so that queries are not delayed."""
         tick = self._tree.grants.tick
         deletions = tuple(DeletionRecord(*each) for each in self._tombstones.deletions())
+        forgotten = self._tombstones.forgotten
         places = tuple(sorted(self._tree.tiers.places))
         records: dict[str, NodeRecord] = {}
         nodes = list(self._tree.registry.nodes.values())
@@ -57,14 +58,15 @@ class Recovery:
                 if not node.detached:
                     records[node.key.hex()] = record_of(node)
             await asyncio.sleep(0)
-        return Snapshot(tick, records, deletions, places)
+        return Snapshot(tick, records, deletions, places, forgotten)
 
     def recall(self, snapshot: Snapshot) -> None:
         """Take over a former controller's snapshot. Call this before anything is restored."""
         self._tree.grants.tick = max(self._tree.grants.tick, snapshot.tick)
         self._recalled = snapshot.nodes
         self._to_pin = {key: record for key, record in snapshot.nodes.items() if record.pinned}
-        self._tombstones.recall((deleted.content, deleted.namespace, deleted.at) for deleted in snapshot.deletions)
+        deletions = ((one.content, one.namespace, one.gone_at) for one in snapshot.deletions if one.gone_at is not None)
+        self._tombstones.recall(deletions, snapshot.forgotten)
 
     def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
         """Add what tiers at a location report to the tree, with what the snapshot says of it.

@@ -62,9 +62,9 @@ class RequestReader:
         return request._replace(recompute_share=self._reuse.share(admission), branches=branches)
 
     def outdated(self, admission: AdmissionRequest) -> bool:
-        """Whether one of its documents was deleted after its search began; then nothing of it may be kept.
+        """Whether one of its documents was deleted after it was found; then nothing of it may be kept.
 
         The documents that its facts in trees are told from count, too.
         """
-        contents = [*(segment.key for segment in admission.prompt.prefix), *admission.prompt.stated_by]
-        return self._tombstones.any(contents, self._namespaces.inside(admission.namespace), admission.searched_at)
+        contents = [*(document.key for document in admission.prompt.documents), *admission.prompt.stated_by]
+        return self._tombstones.any(contents, self._namespaces.inside(admission.namespace), admission.found_at)

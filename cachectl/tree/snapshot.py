@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from protocol.revisions import Revisions, StoreRevision
+
 if TYPE_CHECKING:
     from cachectl.nodes.node import Node
 
@@ -33,15 +35,20 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class DeletionRecord(msgspec.Struct, frozen=True):
-    """A deleted document: its content, its namespace (None: all), and the time in seconds since the epoch."""
+    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from.
+
+    Snapshots of earlier versions have a time in its place, which says nothing of the order.
+    """
 
     content: str
     namespace: str | None
-    at: float
+    gone_at: StoreRevision | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):
     """Nodes by their keys in hexadecimal, and deletions that late queries may not know of.
+
+    Of earlier deletions, only the highest revisions are known, which are ``forgotten``.
 
     ``tick`` is the number of the last request. ``places`` are the locations and disks that were known; None if that is
     not recorded.
@@ -51,6 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     nodes: dict[str, NodeRecord] = {}
     deletions: tuple[DeletionRecord, ...] = ()
     places: tuple[str, ...] | None = None
+    forgotten: Revisions = ()
 
 
 EMPTY_SNAPSHOT = Snapshot()

@@ -1,6 +1,5 @@
 """The chunks of a document as donors: KV that composed prompts take over, computed before anybody has asked for it."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -13,14 +12,15 @@ from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import Chunk
+from protocol.revisions import StoreRevision
 
 
 class Donor(NamedTuple):
-    """The last of ``chunks``, computed behind the others. They were read at ``read_at``, in seconds since the epoch."""
+    """The last of ``chunks``, computed behind the others. Their store had them at a ``revision``."""
 
     tenant: str
     chunks: tuple[Chunk, ...]
-    read_at: float
+    revision: StoreRevision
 
     @property
     def contents(self) -> tuple[str, ...]:
@@ -42,11 +42,11 @@ class Donors:
 
     async def of_document(self, tenant: str, collection: str, document_id: str) -> Sequence[Donor]:
         """A document's donors, in order. Raises UnknownCollection, UnknownDocument or Unavailable."""
-        read_at = time.time()
-        chunks = await self._idle.spend(partial(self._parts.retriever.chunks, tenant, collection, document_id))
+        document = await self._idle.spend(partial(self._parts.retriever.chunks, tenant, collection, document_id))
+        first = document.chunks[:1]
         return [
-            Donor(tenant, (chunk,) if number == 0 else (chunks[0], chunk), read_at)
-            for number, chunk in enumerate(chunks)
+            Donor(tenant, first if number == 0 else (*first, chunk), document.revision)
+            for number, chunk in enumerate(document.chunks)
         ]
 
     async def prefill(self, donor: Donor) -> Prefilled:
@@ -59,7 +59,7 @@ class Donors:
             f"donor_{uuid4().hex}",
             namespace_of(donor.tenant),
             Prompt(laid_out.prefix),
-            donor.read_at,
+            (donor.revision,),
             # Composed KV is not kept.
             reuse=Reuse.EXACT,
         )

@@ -59,9 +59,12 @@ class Forgetting:
             yield
 
     async def _drop(self, orphans: Sequence[Orphan]) -> None:
-        contents: dict[str, list[str]] = defaultdict(list)
+        together: dict[tuple[str, str], list[Orphan]] = defaultdict(list)
         for orphan in orphans:
-            contents[namespace_of(orphan.tenant)].append(orphan.content_hash)
+            together[namespace_of(orphan.tenant), orphan.gone_at.store].append(orphan)
         deadline = Deadline(self._timeout_s, "The document's KV was not dropped")
-        for namespace, gone in contents.items():
-            await deadline.wait(self._controller.delete_document(DocumentDeletion(tuple(gone), namespace)))
+        for (namespace, _), gone in together.items():
+            contents = tuple(orphan.content_hash for orphan in gone)
+            # All of them were orphans when the last one became one: whoever returns is an orphan no more.
+            last = max(gone, key=lambda orphan: orphan.gone_at.number)
+            await deadline.wait(self._controller.delete_document(DocumentDeletion(contents, namespace, last.gone_at)))

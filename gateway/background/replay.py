@@ -1,6 +1,5 @@
 """Replay of past queries on idle capacity, which brings their documents into the knowledge tree."""
 
-import time
 from contextlib import aclosing
 from functools import partial
 from uuid import uuid4
@@ -43,13 +42,12 @@ class Replay:
 
     async def _attempt(self, search: SearchRequest, *, evicting: bool) -> Prefilled | None:
         # Searches again, because documents may have been deleted since the past query.
-        searched_at = time.time()
         found = await self._found(search)
         request = AdmissionRequest(
             f"warm_{uuid4().hex}",
             namespace_of(search.tenant),
             self._lay_out(search, found),
-            searched_at,
+            found.revisions,
             self._settings.default_document_order,
             scores=found.scores,
             # Composed KV is not kept, so it would warm up nothing.

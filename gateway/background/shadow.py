@@ -74,7 +74,7 @@ class Shadow:
         query_id = f"shadow_{uuid4().hex}"
         text = ""
         with Lease(query_id, self._parts.controller, self._tasks) as lease:
-            request = AdmissionRequest(query_id, answer.namespace, answer.prompt, answer.searched_at, reuse=Reuse.EXACT)
+            request = AdmissionRequest(query_id, answer.namespace, answer.prompt, answer.found_at, reuse=Reuse.EXACT)
             plan = await deadline.wait(lease.admit(self._parts.controller.admit(request)))
             stream = self._parts.generator.stream(plan, Sampling(COMPARED_TOKENS))
             async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):

@@ -1,9 +1,8 @@
 """What every step of one query needs."""
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
@@ -21,14 +20,12 @@ from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
+from protocol.revisions import Revisions
 
 
 @dataclass(frozen=True)
 class QueryContext:
-    """One query's deadline, transcript and trace, with the parts and the metrics that all queries share.
-
-    ``searched_at`` is when its search began, in seconds since the epoch.
-    """
+    """One query's deadline, transcript and trace, with the parts and the metrics that all queries share."""
 
     parts: Parts
     settings: GatewaySettings
@@ -37,7 +34,6 @@ class QueryContext:
     transcript: Transcript
     trace: QueryTrace
     deadline: Deadline
-    searched_at: float = field(default_factory=time.time)
 
     @property
     def query(self) -> Query:
@@ -81,21 +77,24 @@ class QueryContext:
             attempt.plan_id,
             query.namespace,
             prompt,
-            self.searched_at,
+            found.revisions,
             query.order,
             scores=found.scores,
             reuse=query.reuse,
             recompute_share=query.recompute_share,
         )
 
-    def repeated_request(self, attempt: Attempt, lost: PrefillPlan) -> AdmissionRequest:
-        """The request for another plan like one whose instance was lost, with its documents in the same order."""
+    def repeated_request(self, attempt: Attempt, lost: PrefillPlan, found_at: Revisions) -> AdmissionRequest:
+        """The request for another plan like one whose instance was lost, with its documents in the same order.
+
+        They were ``found_at`` these revisions.
+        """
         query = self.query
         return AdmissionRequest(
             attempt.plan_id,
             query.namespace,
             lost.prompt,
-            self.searched_at,
+            found_at,
             avoid=(lost.instance,),
             reuse=query.reuse,
             recompute_share=query.recompute_share,

@@ -15,6 +15,7 @@ from protocol.generation import GenerationStep
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
+from protocol.revisions import Revisions
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +33,7 @@ class Generation:
         self._lease: Lease | None = None
         self._guess: Guess | None = None
         self._admission: asyncio.Task[PrefillPlan] | None = None
+        self._found_at: Revisions = ()
         # When the plan was asked for, and when its stream began, in ms since the query's arrival.
         self._asked_ms = self._began_ms = 0.0
         self._lost: tuple[str, EngineDied] | None = None
@@ -49,12 +51,14 @@ class Generation:
         """Continue a confirmed guess, which is already admitted."""
         self._guess = guess
         self._lease = guess.lease
+        self._found_at = guess.found_at
 
     async def admit(self, prompt: Prompt, found: CandidateSet) -> None:
         """Ask for admission of the prompt on the documents ``found``, and wait for it for up to ``hold_back_s``.
 
         Raises the controller's refusal until then.
         """
+        self._found_at = found.revisions
         admission = self._ask(self._context.admission_request(self._attempt, prompt, found))
         await asyncio.wait({admission}, timeout=self._context.settings.hold_back_s)
         if admission.done():
@@ -120,4 +124,4 @@ class Generation:
         self._guess = None
         self._lost = plan.instance, error
         self._attempt = self._attempt._replace(retry=self._attempt.retry + 1)
-        self._ask(self._context.repeated_request(self._attempt, plan))
+        self._ask(self._context.repeated_request(self._attempt, plan, self._found_at))

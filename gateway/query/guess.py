@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gateway.query.context import QueryContext
 from gateway.query.lease import Lease
 from protocol.generation import GenerationStep
-from protocol.plans import PrefillPlan
+from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
 
 
@@ -23,16 +23,22 @@ class Use(NamedTuple):
 class Guess:
     """A running generation on provisional documents. Its steps stay in a buffer until they are wanted.
 
-    ``prompt`` is what was asked for; that of its ``plan`` may have its facts in trees. ``documents`` are the content
-    keys it rests on. Times are milliseconds since the query's arrival: ``began_ms``, its first step at
-    ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess is ``over`` if it failed, or if
-    the controller ended it for a request.
+    ``prompt`` is what was asked for by the ``request``; that of its ``plan`` may have its facts in trees. ``documents``
+    are the content keys it rests on, ``found_at`` these revisions. Times are milliseconds since the query's arrival:
+    ``began_ms``, its first step at ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess
+    is ``over`` if it failed, or if the controller ended it for a request.
     """
 
     def __init__(
-        self, context: QueryContext, prompt: Prompt, plan: PrefillPlan, documents: Sequence[str], lease: Lease
+        self,
+        context: QueryContext,
+        request: AdmissionRequest,
+        plan: PrefillPlan,
+        documents: Sequence[str],
+        lease: Lease,
     ) -> None:
-        self.prompt = prompt
+        self.prompt = request.prompt
+        self.found_at = request.found_at
         self.plan = plan
         self.documents = documents
         self.lease = lease

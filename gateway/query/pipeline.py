@@ -117,7 +117,7 @@ class QueryPipeline:
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
-            self._note_approximate(transcript, plan, prompt, completed.response)
+            self._note_approximate(transcript, plan, prompt, documents, completed.response)
             yield completed
 
     def _context(self, transcript: Transcript) -> QueryContext:
@@ -131,13 +131,15 @@ class QueryPipeline:
             deadline=Deadline(self._settings.query_timeout_s),
         )
 
-    def _note_approximate(self, transcript: Transcript, plan: PrefillPlan, prompt: Prompt, reply: Reply) -> None:
+    def _note_approximate(
+        self, transcript: Transcript, plan: PrefillPlan, prompt: Prompt, found: CandidateSet, reply: Reply
+    ) -> None:
         """Note an answer to approximate KV, for a comparison. ``prompt`` has its facts in full."""
         approximation = approximation_of(plan, reply.reuse)
         if approximation is not None:
             query = transcript.query
             answer = ApproximateAnswer(
-                query.query_id, plan.namespace, prompt, approximation, reply.output_text, transcript.arrived_at
+                query.query_id, plan.namespace, prompt, approximation, reply.output_text, found.revisions
             )
             self._approximate.note(answer, query.sampling)
 

@@ -1,6 +1,5 @@
 """Rewriting a follow-up by the model, before its search."""
 
-import time
 from typing import Literal
 
 import structlog
@@ -67,7 +66,7 @@ class FollowUpRewriter:
         conversation = rewriting_prompt(query.messages, query.rewrite_from)
         prompt = context.parts.layout.lay_out(conversation, (), sampling.max_tokens, preamble=False)
         attempt = Attempt(query.query_id, rewriting=True)
-        request = AdmissionRequest(attempt.plan_id, query.namespace, prompt, time.time(), reuse=Reuse.EXACT)
+        request = AdmissionRequest(attempt.plan_id, query.namespace, prompt, found_at=(), reuse=Reuse.EXACT)
         with context.lease(attempt) as lease:
             plan = await lease.admit(context.parts.controller.admit(request))
             async for step in context.stream(lease, plan, sampling):

@@ -189,7 +189,7 @@ class Speculation:
                 lease.close()
         if plan is not None:
             self._begun += 1
-            self._guess = Guess(context, request.prompt, plan, documents, lease)
+            self._guess = Guess(context, request, plan, documents, lease)
 
     def _drop(self, why: Literal["wrong", "gave_way"]) -> None:
         guess, self._guess = self._guess, None

@@ -159,7 +159,7 @@ async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Re
     """
     gateway.readiness.require_parts()
     tenant = body.tenant or administrator.tenant
-    chunks = await gateway.retriever.chunks(tenant, body.collection or DEFAULT_COLLECTION, body.document_id)
+    chunks = (await gateway.retriever.chunks(tenant, body.collection or DEFAULT_COLLECTION, body.document_id)).chunks
     held = await pin_document(gateway.controller, gateway.layout, namespace_of(tenant), chunks, body.pinned)
     receipt = Pinned(document_id=body.document_id, pinned=body.pinned, chunks=len(chunks), held=held)
     return json_response(receipt)
@@ -179,7 +179,7 @@ async def drop_document(
     """Drop a document's KV from every tier. The document stays; the next query that finds it computes its KV again."""
     gateway.readiness.require_parts()
     owner = tenant or administrator.tenant
-    chunks = await gateway.retriever.chunks(owner, collection, document_id)
+    chunks = (await gateway.retriever.chunks(owner, collection, document_id)).chunks
     contents = tuple(dict.fromkeys(chunk.content_hash for chunk in chunks))
     nodes = await gateway.controller.delete_document(DocumentDeletion(contents, namespace_of(owner)))
     return json_response(Dropped(nodes=nodes))

@@ -153,7 +153,7 @@ async def get_chunk(
     """
     with suppress(UnknownDocument):
         return await get_document(collection, f"{document_id}/chunks/{chunk_id}", caller, gateway)
-    for chunk in await gateway.retriever.chunks(caller.tenant, collection, document_id):
+    for chunk in (await gateway.retriever.chunks(caller.tenant, collection, document_id)).chunks:
         if chunk.chunk_id == chunk_id:
             return json_response(ChunkReply.of(chunk, collection))
     raise UnknownChunk(f"There is no chunk {chunk_id!r} in {document_id!r}.", "chunk_id")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gateway.wire.reuse import Approximation
 from protocol.generation import Sampling
 from protocol.prompts import Prompt
+from protocol.revisions import Revisions
 
 _KEPT = 16
 
@@ -16,7 +17,7 @@ _KEPT = 16
 class ApproximateAnswer(NamedTuple):
     """A greedy answer to a prompt whose KV was an ``approximation`` of that of a full prefill.
 
-    ``prompt`` has its facts in full. Its documents were searched for at ``searched_at`` (epoch seconds).
+    ``prompt`` has its facts in full. Its documents were ``found_at`` these revisions.
     """
 
     query_id: str
@@ -24,7 +25,7 @@ class ApproximateAnswer(NamedTuple):
     prompt: Prompt
     approximation: Approximation
     text: str
-    searched_at: float
+    found_at: Revisions
 
 
 class ApproximateAnswers:

@@ -128,6 +128,7 @@ class GraphSearcher:
                 dense_scores=_picked(found.dense_scores, places, live),
                 sparse_scores=_picked(found.sparse_scores, places, live),
                 mode=request.mode,
+                revisions=(self._documents.revision(transaction),),
                 graph=self._reader.read(transaction, collection, graph, activation, near, matching),
             )
 

@@ -146,12 +146,14 @@ class Searcher:
             hits = ranked(searched.search, dense, sparse, wanted)
             shown = list(islice(hits, request.shown if request.fuse else None))
             chunks = self._chunks.resolve(transaction, collection, shown)
+            revision = self._documents.revision(transaction)
         found = replace(
             searched,
             docs=tuple(chunks[id_] for id_ in shown),
             scores=tuple(hits[id_].score for id_ in shown),
             dense_scores=tuple(hits[id_].dense for id_ in shown),
             sparse_scores=tuple(hits[id_].sparse for id_ in shown),
+            revisions=(revision,),
         )
         return found, len(proposed) - len(live)
 

@@ -7,6 +7,8 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from protocol.documents import (
     CollectionInfo,
     DocumentPage,
@@ -19,7 +21,7 @@ from protocol.documents import (
 from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import NoGraph, Unavailable, UnknownCollection, UnknownDocument
 from protocol.graph import GraphRequest, GraphView
-from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
 from retriever.reranking.factory import build_reranking
 from retriever.settings import NoRerankerSettings, RerankerSettings, ShardSettings
@@ -119,12 +121,13 @@ class ShardedRetriever:
             tenant, collection, document_id, lambda shard: shard.get_document(tenant, collection, document_id)
         )
 
-    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
         found = await self._in_collection(
             tenant, collection, document_id, lambda shard: shard.chunks(tenant, collection, document_id)
         )
-        return [chunk_of(self._shard_of(tenant, collection, document_id), chunk) for chunk in found]
+        shard = self._shard_of(tenant, collection, document_id)
+        return replace(found, chunks=tuple(chunk_of(shard, chunk) for chunk in found.chunks))
 
     async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         """Create a collection in every shard, or change how it is searched. Repeating a failed call repairs it."""

@@ -94,6 +94,7 @@ class StageMerger:
             dense_scores=tuple(hit.dense for _, hit in best),
             sparse_scores=tuple(hit.sparse for _, hit in best),
             missing_shards=tuple(str(shard) for shard in sorted(self._lost)),
+            revisions=tuple(revision for _, found in sorted(self._best.items()) for revision in found.revisions),
         )
 
     def _close(self, shard: int) -> None:

@@ -10,6 +10,7 @@ from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo,
 from protocol.errors import UnknownCollection, UnknownDocument
 from protocol.filters import Attributes
 from protocol.retrieval import SearchKind
+from protocol.revisions import StoreRevision
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import kind_of
 from retriever.store.incoming_document import IncomingDocument
@@ -30,6 +31,10 @@ class Documents:
     def __init__(self, orphans: Orphans, clock: Callable[[], float] = time.time) -> None:
         self._orphans = orphans
         self._clock = clock
+
+    def revision(self, transaction: Transaction) -> StoreRevision:
+        """Return the revision of the store that the transaction sees. Every loss of a content raises it."""
+        return self._orphans.revision(transaction)
 
     def collection(self, transaction: Transaction, tenant: str, name: str) -> int | None:
         """Return the key of a collection; None if it is the default one and empty. Raises UnknownCollection."""

@@ -2,10 +2,13 @@
 
 import json
 import sqlite3
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from protocol.documents import Orphan
+from protocol.revisions import StoreRevision
 from retriever.store.database import Transaction
 
 
@@ -13,21 +16,26 @@ class Orphans:
     """The content hashes that no chunk of their tenant has any more. Each call runs in the given transaction.
 
     A hash is recorded in the commit that removes its last chunk. It is cleared if a chunk with this content returns.
+    The highest id that was given out is the store's revision: ids only rise, even if all orphans are forgotten.
+    Ages count from when this object has first seen an orphan, in seconds of a monotonic ``clock``.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # When a revision was the newest one, oldest first.
+        self._seen: deque[tuple[float, int]] = deque()
+        self._seen_lock = threading.Lock()
 
     def add(self, transaction: Transaction, document: int, removed: Iterable[str]) -> None:
         """Record those of a document's removed contents that no chunk has now. The document's row must still exist."""
         transaction.execute(
-            """INSERT OR IGNORE INTO orphans (tenant, content_hash, collection, document_id, since)
-               SELECT DISTINCT k.tenant, gone.value, k.name, d.document_id, ?
+            """INSERT OR IGNORE INTO orphans (tenant, content_hash, collection, document_id)
+               SELECT DISTINCT k.tenant, gone.value, k.name, d.document_id
                FROM documents d JOIN collections k ON k.id = d.collection, json_each(?) AS gone
                WHERE d.id = ? AND NOT EXISTS (
                    SELECT 1 FROM chunks c JOIN collections other ON other.id = c.collection
                    WHERE c.content_hash = gone.value AND other.tenant = k.tenant)""",
-            (self._clock(), json.dumps(list(removed)), document),
+            (json.dumps(list(removed)), document),
         )
 
     def clear(self, transaction: Transaction, collection: int, contents: Iterable[str]) -> None:
@@ -38,6 +46,13 @@ class Orphans:
             (collection, json.dumps(list(contents))),
         )
 
+    def revision(self, transaction: Transaction) -> StoreRevision:
+        """Return the revision of the store that the transaction sees."""
+        name, number = transaction.execute(
+            "SELECT name, coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'orphans'), 0) FROM store"
+        ).fetchone()
+        return StoreRevision(name, number)
+
     def of_document(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> list[Orphan]:
         """Return the orphans of a document with this name, deleted or replaced."""
         where = "WHERE tenant = ? AND collection = ? AND document_id = ? ORDER BY id"
@@ -45,16 +60,30 @@ class Orphans:
 
     def older_than(self, transaction: Transaction, seconds: float, limit: int) -> list[Orphan]:
         """Return the oldest orphans that are at least this old."""
-        where = "WHERE since <= ? ORDER BY id LIMIT ?"
-        return _orphans(transaction.execute(_ORPHANS + where, (self._clock() - seconds, limit)))
+        where = "WHERE id <= ? ORDER BY id LIMIT ?"
+        return _orphans(transaction.execute(_ORPHANS + where, (self._newest_before(transaction, seconds), limit)))
 
     def forget(self, transaction: Transaction, orphans: Sequence[Orphan]) -> None:
         """Remove orphans from the list. Removing one twice is no error."""
         transaction.executemany("DELETE FROM orphans WHERE id = ?", [(orphan.number,) for orphan in orphans])
 
+    def _newest_before(self, transaction: Transaction, seconds: float) -> int:
+        """The highest id that this object has seen at least so many seconds ago; 0 if there is none."""
+        newest = self.revision(transaction).number
+        with self._seen_lock:
+            now = self._clock()
+            if not self._seen or self._seen[-1][1] < newest:
+                self._seen.append((now, newest))
+            while len(self._seen) > 1 and self._seen[1][0] <= now - seconds:
+                self._seen.popleft()
+            seen_at, number = self._seen[0]
+            return number if seen_at <= now - seconds else 0
 
-_ORPHANS = "SELECT id, tenant, content_hash FROM orphans "
+
+_ORPHANS = "SELECT id, tenant, content_hash, (SELECT name FROM store) AS store FROM orphans "
 
 
 def _orphans(rows: Iterable[sqlite3.Row]) -> list[Orphan]:
-    return [Orphan(row["id"], row["tenant"], row["content_hash"]) for row in rows]
+    return [
+        Orphan(row["id"], row["tenant"], row["content_hash"], StoreRevision(row["store"], row["id"])) for row in rows
+    ]

@@ -185,5 +185,13 @@ ALTER TABLE documents ADD COLUMN triplets TEXT;
 ALTER TABLE chunks ADD COLUMN triplets TEXT;
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE, _TRIPLETS)
+_STORE = """
+-- The store's name, which no other store has: one row.
+CREATE TABLE store (name TEXT NOT NULL);
+INSERT INTO store VALUES (lower(hex(randomblob(16))));
+-- How old an orphan is, only the process that saw it come can tell: clocks are set.
+ALTER TABLE orphans DROP COLUMN since;
+"""
+
+VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE, _TRIPLETS, _STORE)
 """The statements that upgrade a store by one version each, starting from an empty file."""

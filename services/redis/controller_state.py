@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from cachectl.settings import MOST_SHARDS
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
+from protocol.revisions import Revisions
 from services.redis.link import RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings
@@ -30,6 +31,7 @@ class _Rest(msgspec.Struct, frozen=True):
     deletions: tuple[DeletionRecord, ...]
     places: tuple[str, ...] | None = None
     shards: int = 1
+    forgotten: Revisions = ()
 
 
 class RedisControllerState:
@@ -68,7 +70,7 @@ class RedisControllerState:
             if known.shards != self._shard.count:
                 log.warning("the number of controllers has changed, and all KV is dropped", before=known.shards)
                 return _NOTHING_KNOWN
-            return Snapshot(known.tick, nodes, known.deletions, known.places)
+            return Snapshot(known.tick, nodes, known.deletions, known.places, known.forgotten)
         except RedisAway:
             log.warning("the previous controller's state is not available: Redis is down")
         except msgspec.MsgspecError as error:
@@ -91,7 +93,8 @@ class RedisControllerState:
                 # Redis has no empty hashes, so there is nothing to rename for an empty snapshot.
                 swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
                 await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
-            others = msgspec.msgpack.encode(_Rest(now.tick, now.deletions, now.places, self._shard.count))
+            rest = _Rest(now.tick, now.deletions, now.places, self._shard.count, now.forgotten)
+            others = msgspec.msgpack.encode(rest)
             await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
         except RedisAway:
             return False

@@ -35,7 +35,6 @@ class Turns:
             Capacities(gpu, host),
             executor=executor,
             step=engine_step,
-            wall_clock=self.clock,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:

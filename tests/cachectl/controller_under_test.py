@@ -12,11 +12,19 @@ from protocol.cache import CachePath
 from protocol.kv import HeldNode, Pages
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
+from protocol.revisions import Revisions, StoreRevision
 from protocol.tiers import Tier
 
 TOKENS = 10
 LEASE_S = 60.0
-LATER = 1e9
+
+
+def at(number: int) -> Revisions:
+    """The only store's revision after so many deletions."""
+    return (StoreRevision("store", number),)
+
+
+LATER = at(10**9)
 
 
 class Clock:
@@ -76,7 +84,6 @@ def checked_controllers(
             executor=executor,
             step=step,
             composing=composing,
-            wall_clock=clock,
         )
         built.append(controller)
         return controller
@@ -93,11 +100,11 @@ def ask(
     system: str = "",
     namespace: str = "tenant",
     tokens: int = TOKENS,
-    searched_at: float = LATER,
+    found_at: Revisions = LATER,
 ) -> AdmissionRequest:
     """A query. Its system prompt and documents are named by letters and have ``tokens`` tokens each.
 
-    The clock stands still, so searches begin ``LATER`` than everything that has happened.
+    Its documents were found ``LATER`` than everything that has happened.
     """
     ids = tuple(range(tokens))
     segments = (
@@ -105,7 +112,7 @@ def ask(
         *(Segment(SegmentKind.DOCUMENT, content, ids) for content in documents),
         Segment(SegmentKind.QUESTION, "question", tuple(range(question))),
     )
-    return AdmissionRequest(query_id, namespace, Prompt(segments), searched_at)
+    return AdmissionRequest(query_id, namespace, Prompt(segments), found_at)
 
 
 def report(

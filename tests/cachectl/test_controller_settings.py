@@ -37,4 +37,4 @@ def test_invalid_settings_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller():
-    Controller(ControllerSettings(), ["one"], Clock(), Costs(), Capacities(0), wall_clock=Clock()).check_integrity()
+    Controller(ControllerSettings(), ["one"], Clock(), Costs(), Capacities(0)).check_integrity()

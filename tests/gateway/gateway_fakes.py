@@ -57,7 +57,8 @@ from protocol.plans import (
     Reuse,
     SpeculationDecision,
 )
-from protocol.retrieval import CandidateSet, Chunk, Lines, Reranking, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, Chunk, DocumentChunks, Lines, Reranking, SearchKind, SearchRequest
+from protocol.revisions import StoreRevision
 from protocol.tiers import Tier
 from retriever.loaders.registry import LOADERS
 
@@ -122,6 +123,7 @@ class FakeRetriever:
         self.batches: list[bytes] = []
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
         self.orphaned: list[Orphan] = []
+        self.revision = StoreRevision("fake", 0)
         self.missing_shards: tuple[str, ...] = ()
         self.reranking: Reranking | None = None
         self.graph: Subgraph | None = None
@@ -153,9 +155,11 @@ class FakeRetriever:
             docs = tuple(chunk(rank) for rank in range(min(size, request.top_k)))
             scores = tuple(1.0 - rank / 10 for rank in range(len(docs)))
             of = 2 if self.reranking is None else 3
-            yield CandidateSet(1, of, docs[:1], scores[:1], final=False, elapsed_ms=1.0)
+            seen = (self.revision,)
+            yield CandidateSet(1, of, docs[:1], scores[:1], final=False, elapsed_ms=1.0, revisions=seen)
             await self.phases.enter("second_stage")
             last = CandidateSet(2, of, docs, scores, of == 2, elapsed_ms=2.5, missing_shards=self.missing_shards)
+            last = msgspec.structs.replace(last, revisions=(self.revision,))
             if request.mode is not GraphMode.NAIVE:
                 nowhere = (None,) * len(scores)
                 last = msgspec.structs.replace(
@@ -212,16 +216,17 @@ class FakeRetriever:
         return self._job(collection)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
-        (only,) = await self.chunks(tenant, collection, document_id)
-        orphan = Orphan(len(self.deleted), tenant, only.content_hash)
+        (only,) = (await self.chunks(tenant, collection, document_id)).chunks
+        self.revision = StoreRevision("fake", self.revision.number + 1)
+        orphan = Orphan(self.revision.number, tenant, only.content_hash, self.revision)
         self.deleted[tenant, collection, document_id] = orphan
         self.orphaned.append(orphan)
 
-    async def chunks(self, tenant: str, collection: str, document_id: str) -> Sequence[Chunk]:
+    async def chunks(self, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         await self.get_document(tenant, collection, document_id)
         first = chunk(int(document_id.removeprefix("d")))
         others = (msgspec.structs.replace(first, content_hash=f"{first.content_hash}-{number}") for number in count(1))
-        return [first, *islice(others, self.chunks_of - 1)]
+        return DocumentChunks((first, *islice(others, self.chunks_of - 1)), self.revision)
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
         orphan = self.deleted.get((tenant, collection, document_id))

@@ -197,7 +197,6 @@ class PageStack:
             time.monotonic,
             DeviceProfile.shipped("a10g-7b"),
             Capacities(gpu, host, 0),
-            wall_clock=time.time,
             step=StepBudget(CONTEXT, CONTEXT),
         )
 

@@ -114,7 +114,7 @@ class WatchedController(Controller):
 
     def __init__(self, step: StepBudget | None, **bounds: int) -> None:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 9} | bounds)
-        super().__init__(limits, ["one"], lambda: 0.0, self, Capacities(1000), wall_clock=lambda: 0.0, step=step)
+        super().__init__(limits, ["one"], lambda: 0.0, self, Capacities(1000), step=step)
         self.calls: list[str] = []
         self.plans: dict[str, PrefillPlan] = {}
         self.reports: list[CompletionReport] = []

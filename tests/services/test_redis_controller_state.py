@@ -7,6 +7,7 @@ from redis_cases import linked
 
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot
+from protocol.revisions import StoreRevision
 from services.redis.controller_state import RedisControllerState
 
 NOTHING = Snapshot()
@@ -18,7 +19,9 @@ def node(name: str, accesses: int = 1) -> NodeRecord:
 
 def some(count: int, accesses: int = 1, tick: int = 7) -> Snapshot:
     nodes = {f"{number:04x}": node(f"document {number}", accesses) for number in range(count)}
-    return Snapshot(tick, nodes, (DeletionRecord("gone", None, 12.5), DeletionRecord("too", "tenant", 13.0)))
+    gone, too = StoreRevision("store", 12), StoreRevision("store", 13)
+    deletions = DeletionRecord("gone", None, gone), DeletionRecord("too", "tenant", too)
+    return Snapshot(tick, nodes, deletions, forgotten=(StoreRevision("store", 2),))
 
 
 @pytest.fixture

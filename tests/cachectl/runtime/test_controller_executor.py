@@ -4,7 +4,19 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from controller_under_test import LEASE_S, TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, waiting
+from controller_under_test import (
+    LEASE_S,
+    TOKENS,
+    Clock,
+    ask,
+    at,
+    cached,
+    checked_controllers,
+    fill,
+    key,
+    report,
+    waiting,
+)
 
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult
 from protocol.errors import DeadlineExceeded, EngineDied, EngineNotReady, InvalidRequest, UnknownInstance, UnknownPlan
@@ -262,22 +274,20 @@ async def test_a_document_deleted_during_its_prefill_is_not_kept(build, engines)
     assert await cached(controller, "a") == [GPU]
 
 
-async def test_a_query_that_searched_before_a_deletion_keeps_nothing_of_the_document(build, clock):
+async def test_a_query_that_searched_before_a_deletion_keeps_nothing_of_the_document(build):
     controller = build()
     await fill(controller, "ab")
-    clock.now = 10.0
-    await controller.delete_document(DocumentDeletion(("b",), "tenant"))
-    clock.now = 20.0
-    late = await controller.admit(ask("late", "ab", searched_at=9.0))
+    await controller.delete_document(DocumentDeletion(("b",), "tenant", *at(10)))
+    late = await controller.admit(ask("late", "ab", found_at=at(9)))
     assert (late.nodes, late.moves, late.unshared) == ((), (), True)
     assert late.prompt == ask("late", "ab").prompt
     await controller.complete(report("late"))
     assert await cached(controller, "ab") == [GPU, None]
     # Searches after the deletion, other documents and other namespaces are not affected.
     for query_id, asked in (
-        ("anew", ask("anew", "ab", searched_at=15.0)),
-        ("another", ask("another", "a", searched_at=9.0)),
-        ("a stranger's", ask("a stranger's", "ab", namespace="other", searched_at=9.0)),
+        ("anew", ask("anew", "ab", found_at=at(10))),
+        ("another", ask("another", "a", found_at=at(9))),
+        ("a stranger's", ask("a stranger's", "ab", namespace="other", found_at=at(9))),
     ):
         plan = await controller.admit(asked)
         assert not plan.unshared
@@ -287,8 +297,8 @@ async def test_a_query_that_searched_before_a_deletion_keeps_nothing_of_the_docu
 
 async def test_warming_does_not_bring_a_deleted_document_back(build):
     controller = build()
-    await controller.delete_document(DocumentDeletion(("a",)))
-    assert await controller.warm(ask("warm", "a", searched_at=0.0)) is NotWarmed.OUTDATED
+    await controller.delete_document(DocumentDeletion(("a",), None, *at(1)))
+    assert await controller.warm(ask("warm", "a", found_at=at(0))) is NotWarmed.OUTDATED
     assert await controller.warm(ask("warm", "a")) is not None
 
 

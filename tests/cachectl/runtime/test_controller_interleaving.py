@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import product
 
 from controller_turns import Turns
-from controller_under_test import LATER, LEASE_S, ask, report
+from controller_under_test import LATER, LEASE_S, ask, at, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +67,7 @@ class Crowd(Turns):
         match action:
             case "admit" if task is None:
                 # Some searches began before all deletions so far, others after them.
-                asked = ask(query_id, documents, tokens=3, searched_at=0.0 if ticks else LATER)
+                asked = ask(query_id, documents, tokens=3, found_at=at(0) if ticks else LATER)
                 self.tasks[query_id] = asyncio.create_task(self.controller.admit(asked))
             case "complete":
                 await self.reports(query_id, computed=ticks, loses=bool(documents))
@@ -78,7 +78,7 @@ class Crowd(Turns):
                 with suppress(InvalidRequest):
                     await self.controller.warm(ask(f"warm-{query_id}", documents, tokens=3))
             case "delete":
-                self.deletes(self.controller.delete_document(DocumentDeletion(tuple(documents))))
+                self.deletes(self.controller.delete_document(DocumentDeletion(tuple(documents), None, *at(1))))
             case "clear":
                 self.deletes(self.controller.clear())
             case "prefilled":

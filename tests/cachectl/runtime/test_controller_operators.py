@@ -107,7 +107,7 @@ async def test_a_system_prompt_is_pinned_automatically(build):
 
 async def test_only_a_leading_system_prompt_is_pinned(controller):
     segments = [Segment(SegmentKind(kind), kind, (1, 2)) for kind in ("document", "system", "question")]
-    await controller.admit(AdmissionRequest("query", "tenant", Prompt(tuple(segments)), searched_at=0.0))
+    await controller.admit(AdmissionRequest("query", "tenant", Prompt(tuple(segments)), found_at=()))
     assert (await controller.stats()).tiers[0].pinned_tokens == 0
 
 

@@ -43,13 +43,13 @@ async def test_empty_segments_and_segments_after_the_question_are_no_nodes(contr
         Segment(SegmentKind.DOCUMENT, "d", (5,)),
         Segment(SegmentKind.QUESTION, "r", (6,)),
     )
-    plan = await controller.admit(AdmissionRequest("query", "tenant", Prompt(segments), searched_at=0.0))
+    plan = await controller.admit(AdmissionRequest("query", "tenant", Prompt(segments), found_at=()))
     assert [(node.key, node.tokens) for node in plan.nodes] == [(key("a"), 2), (key("ac"), 1)]
 
 
 @pytest.mark.parametrize("prompt", [Prompt(()), ask("query").prompt], ids=["nothing", "a question"])
 async def test_a_prompt_without_documents_has_a_plan_without_nodes(controller, prompt):
-    plan = await controller.admit(AdmissionRequest("query", "tenant", prompt, searched_at=0.0))
+    plan = await controller.admit(AdmissionRequest("query", "tenant", prompt, found_at=()))
     assert plan.nodes == ()
     await controller.complete(report("query"))
     assert (await controller.tree(9, 1000)).namespaces == {}

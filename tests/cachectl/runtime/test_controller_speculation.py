@@ -1,7 +1,7 @@
 """Speculation: plans on provisional documents."""
 
 import pytest
-from controller_under_test import LEASE_S, ask, cached, fill, kept, report, sources, state, waiting
+from controller_under_test import LEASE_S, ask, at, cached, fill, kept, report, sources, state, waiting
 
 from cachectl.runtime.controller import Controller
 from protocol.cache import DocumentDeletion
@@ -228,8 +228,8 @@ async def test_a_speculation_ends_with_its_instance(speculative):
 
 
 async def test_no_speculation_starts_on_documents_deleted_since_the_search(speculative):
-    await speculative.delete_document(DocumentDeletion(("a",)))
-    outdated = ask("guess", "a", searched_at=-1.0)
+    await speculative.delete_document(DocumentDeletion(("a",), None, *at(1)))
+    outdated = ask("guess", "a", found_at=at(0))
     assert await decide(speculative, "query", "a") is START
     assert await speculative.speculate("query", ("a",), outdated) is None
     assert (await speculative.stats()).admitted == 0

@@ -4,7 +4,19 @@ import asyncio
 from functools import partial
 
 import pytest
-from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, sources, waiting
+from controller_under_test import (
+    TOKENS,
+    Clock,
+    ask,
+    at,
+    cached,
+    checked_controllers,
+    fill,
+    key,
+    report,
+    sources,
+    waiting,
+)
 from prefetch_cases import Engine, decoding, gives_up, overdue, settled
 
 from protocol.cache import DocumentDeletion
@@ -129,8 +141,8 @@ async def test_a_prefetch_whose_first_token_is_overdue_delays_no_request(build, 
 async def test_a_document_that_is_being_deleted_is_not_prefetched(build, engine):
     controller = build()
     await controller.admit(ask("runs", "xy"))
-    task = await overdue(controller, ask("waits", "ab", searched_at=0.0))
-    deleting = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",), None)))
+    task = await overdue(controller, ask("waits", "ab", found_at=at(0)))
+    deleting = asyncio.create_task(controller.delete_document(DocumentDeletion(("a",), None, *at(1))))
     await settled()
     await controller.prefilled("runs")
     await settled()

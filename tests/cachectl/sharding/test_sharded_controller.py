@@ -67,7 +67,6 @@ class Cluster:
                     clock,
                     Costs(),
                     Capacities(2 * TOKENS, shard.share(PAGES), 0),
-                    wall_clock=clock,
                     first_page=shard.first(PAGES),
                     shard=shard,
                     executor=self.engines,

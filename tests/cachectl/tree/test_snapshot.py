@@ -1,7 +1,7 @@
 """Snapshots carry uses, pins, deletions and the tiers of each node from one controller to the next."""
 
 import pytest
-from controller_under_test import TOKENS, Clock, ask, checked_controllers, key, report
+from controller_under_test import TOKENS, Clock, ask, at, checked_controllers, key, report
 
 from cachectl.runtime.snapshot_saver import SnapshotSaver
 from cachectl.tree.snapshot import NoStore, Snapshot
@@ -91,15 +91,14 @@ async def test_nodes_that_no_tier_holds_are_forgotten(build):
     assert store.kept.nodes == {}
 
 
-async def test_a_query_from_before_a_deletion_caches_nothing_after_a_restart(build, clock):
+async def test_a_query_from_before_a_deletion_caches_nothing_after_a_restart(build):
     first, store = build(), Memory()
-    clock.now = 10.0
-    await first.delete_document(DocumentDeletion(("a",), "tenant"))
+    await first.delete_document(DocumentDeletion(("a",), "tenant", *at(10)))
     await kept_of(first, store)
     second = build()
     second.recovery.recall(store.kept)
-    assert (await second.admit(ask("late", "a", searched_at=9.0))).unshared
-    assert not (await second.admit(ask("anew", "a", searched_at=11.0))).unshared
+    assert (await second.admit(ask("late", "a", found_at=at(9)))).unshared
+    assert not (await second.admit(ask("anew", "a", found_at=at(10)))).unshared
     for query_id in ("late", "anew"):
         await second.complete(report(query_id))
 

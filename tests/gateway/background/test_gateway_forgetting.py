@@ -11,9 +11,14 @@ from gateway.settings import GatewaySettings
 from protocol.cache import DocumentDeletion
 from protocol.documents import Orphan
 from protocol.errors import DeadlineExceeded, Unavailable
+from protocol.revisions import StoreRevision
 
 HERE = "/v1/collections/default/documents"
-DROPPED = DocumentDeletion(("hash1",), namespace_of("default"))
+DROPPED = DocumentDeletion(("hash1",), namespace_of("default"), StoreRevision("fake", 1))
+
+
+def orphan(number: int, tenant: str = "acme", store: str = "fake") -> Orphan:
+    return Orphan(number, tenant, f"hash{number}", StoreRevision(store, number))
 
 
 async def test_kv_is_dropped_before_the_deletion_is_confirmed(served):
@@ -63,22 +68,23 @@ def forgetting(stack: Stack, **settings: float) -> Forgetting:
     return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings))
 
 
-async def test_sweep_drops_by_tenant_and_forgets_dropped_orphans(stack: Stack):
-    stack.retriever.orphaned = [Orphan(n, tenant, f"hash{n}") for n, tenant in enumerate(["acme", "default", "acme"])]
+async def test_sweep_drops_by_tenant_and_store_and_forgets_dropped_orphans(stack: Stack):
+    stack.retriever.orphaned = [orphan(1), orphan(2, "default"), orphan(3), orphan(4, store="other")]
     await forgetting(stack).sweep()
     assert set(stack.controller.deletions) == {
-        DocumentDeletion(("hash0", "hash2"), namespace_of("acme")),
-        DocumentDeletion(("hash1",), namespace_of("default")),
+        DocumentDeletion(("hash1", "hash3"), namespace_of("acme"), StoreRevision("fake", 3)),
+        DocumentDeletion(("hash2",), namespace_of("default"), StoreRevision("fake", 2)),
+        DocumentDeletion(("hash4",), namespace_of("acme"), StoreRevision("other", 4)),
     }
     assert stack.retriever.orphaned == []
 
 
 async def test_failed_sweep_keeps_its_orphans(stack: Stack):
-    stack.retriever.orphaned = [Orphan(1, "acme", "hash1")]
+    stack.retriever.orphaned = [orphan(1)]
     stack.phases.failing["drop"] = Unavailable("away")
     with pytest.raises(Unavailable):
         await forgetting(stack).sweep()
-    assert stack.retriever.orphaned == [Orphan(1, "acme", "hash1")]
+    assert stack.retriever.orphaned == [orphan(1)]
 
 
 async def test_sweep_waits_for_the_query_timeout(stack: Stack):
@@ -94,10 +100,10 @@ async def test_sweep_waits_for_the_query_timeout(stack: Stack):
 
 
 async def test_sweeps_run_periodically_and_survive_failures(stack: Stack, in_process):
-    stack.retriever.orphaned = [Orphan(1, "acme", "hash1")]
+    stack.retriever.orphaned = [orphan(1)]
     stack.phases.failing["orphans"] = RuntimeError("?")
     async with in_process(query_timeout_s=0.005):
         await stack.phases.reached["orphans"].wait()
         stack.phases.failing.clear()
         await eventually(lambda: stack.retriever.orphaned == [])
-    assert stack.controller.deletions == [DocumentDeletion(("hash1",), namespace_of("acme"))]
+    assert stack.controller.deletions == [DocumentDeletion(("hash1",), namespace_of("acme"), StoreRevision("fake", 1))]

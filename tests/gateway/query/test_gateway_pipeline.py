@@ -1,5 +1,4 @@
 import asyncio
-import time
 
 import msgspec
 import pytest
@@ -30,6 +29,7 @@ from protocol.kv import LostCopy
 from protocol.plans import PlanOutcome
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchRequest
+from protocol.revisions import StoreRevision
 from protocol.tiers import Tier
 
 
@@ -79,20 +79,11 @@ def bench(stack: Stack) -> Bench:
     return Bench(stack)
 
 
-async def test_admission_has_the_start_of_the_search(bench: Bench):
-    search = bench.stack.retriever.search
-    searching: list[float] = []
-
-    async def noted(request):
-        searching.append(time.time())
-        async for found in search(request):
-            yield found
-
-    bench.stack.retriever.search = noted
-    before = time.time()
+async def test_admission_has_the_revisions_that_the_search_saw(bench: Bench):
+    bench.stack.retriever.revision = StoreRevision("fake", 7)
     await bench.events()
     (asked,) = bench.stack.controller.admitted
-    assert before <= asked.searched_at <= searching[0]
+    assert asked.found_at == (StoreRevision("fake", 7),)
 
 
 async def test_events_are_ordered_and_numbered(bench: Bench):

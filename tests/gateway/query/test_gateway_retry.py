@@ -66,9 +66,9 @@ async def test_retried_query_has_the_same_events(served):
     assert outcomes(stack) == [("", FAILED), ("retry1", COMPLETED)]
     first, second = stack.controller.admitted
     assert (first.avoid, second.avoid) == ((), ("engine-0",))
-    assert (second.prompt, second.searched_at, second.namespace, second.order) == (
+    assert (second.prompt, second.found_at, second.namespace, second.order) == (
         first.prompt,
-        first.searched_at,
+        first.found_at,
         first.namespace,
         first.order,
     )

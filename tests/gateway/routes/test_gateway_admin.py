@@ -9,6 +9,7 @@ from gateway.settings import ApiKey, GatewaySettings
 from protocol.cache import CachePath, DocumentDeletion
 from protocol.errors import ConfigError, EngineDied, Unavailable
 from protocol.kv import KvMemory
+from protocol.retrieval import DocumentChunks
 
 CACHE = "/v1/admin/cache"
 ROUTES = [
@@ -154,10 +155,10 @@ async def test_uncached_document_cannot_be_pinned(served):
 
 async def test_refused_pin_changes_nothing(served, monkeypatch):
     controller, retriever = served.stack.controller, served.stack.retriever
-    chunks = [(await retriever.chunks("default", "default", f"d{rank}"))[0] for rank in range(4)]
+    chunks = [(await retriever.chunks("default", "default", f"d{rank}")).chunks[0] for rank in range(4)]
 
     async def of_four(*_):
-        return chunks
+        return DocumentChunks(tuple(chunks), retriever.revision)
 
     monkeypatch.setattr(retriever, "chunks", of_four)
     controller.nodes.update({path(0), path(1), path(3)})

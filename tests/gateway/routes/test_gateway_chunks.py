@@ -4,6 +4,8 @@ import msgspec
 import pytest
 from gateway_fakes import chunk
 
+from protocol.retrieval import DocumentChunks
+
 HERE = "/v1/collections/default/documents"
 
 
@@ -42,7 +44,8 @@ async def test_ids_with_slashes(served, monkeypatch):
         return msgspec.structs.replace(stored, info=msgspec.structs.replace(stored.info, document_id=document_id))
 
     async def chunks(tenant, collection, document_id):
-        return [msgspec.structs.replace(found, document_id=document_id, chunk_id=number) for number in "123"]
+        numbered = (msgspec.structs.replace(found, document_id=document_id, chunk_id=number) for number in "123")
+        return DocumentChunks(tuple(numbered), retriever.revision)
 
     monkeypatch.setattr(retriever, "get_document", get_document)
     monkeypatch.setattr(retriever, "chunks", chunks)

@@ -23,6 +23,7 @@ from protocol.errors import (
     UnknownJob,
 )
 from protocol.filters import Comparison, Compound
+from protocol.revisions import StoreRevision
 from retriever.settings import ShardSettings
 from retriever.sharding.batch_splitter import split_batch
 from retriever.sharding.document_placement import shard_of
@@ -67,7 +68,7 @@ async def test_document_is_only_in_its_shard(tmp_path):
         for number, shard in enumerate(shards):
             assert await listed(shard) == {name for name in (*ANIMALS, "newt") if placed(name) == number}
         assert (await retriever.get_document(TENANT, "default", "newt")).text == "A newt got better."
-        (chunk,) = await retriever.chunks(TENANT, "default", "newt")
+        (chunk,) = (await retriever.chunks(TENANT, "default", "newt")).chunks
         assert (await search(retriever, "newt got better", top_k=1)).docs == (chunk,)
         await retriever.delete_document(TENANT, "default", "newt")
         with pytest.raises(UnknownDocument):
@@ -299,7 +300,7 @@ async def test_orphans_are_forgotten_in_their_shard(tmp_path):
         await put_lines(retriever, animals())
         gone = {}
         for name in ANIMALS:
-            (chunk,) = await retriever.chunks(TENANT, "default", name)
+            (chunk,) = (await retriever.chunks(TENANT, "default", name)).chunks
             gone[name] = chunk.content_hash
             await retriever.delete_document(TENANT, "default", name)
         everything = await retriever.orphans(0, 100)
@@ -332,7 +333,7 @@ class OrphanShard(ScriptedShard):
             await self.outcome.wait()
         elif self.outcome is not None:
             raise self.outcome
-        return [Orphan(7, TENANT, "content")]
+        return [Orphan(7, TENANT, "content", StoreRevision("store", 7))]
 
 
 @pytest.mark.parametrize("mode", ["error", "partial"])

@@ -26,7 +26,7 @@ def test_lines_of_a_range(start: int, end: int, lines: tuple[int, int]):
 async def test_each_chunk_knows_its_title_and_lines(tmp_path):
     async with running(tmp_path, chunks={"size": 8, "overlap": 2}) as retriever:
         await put(retriever, "numbers", TEXT, title="Numbers")
-        chunks = await retriever.chunks(TENANT, "default", "numbers")
+        chunks = (await retriever.chunks(TENANT, "default", "numbers")).chunks
         found = await search(retriever, "thirteen fourteen", top_k=1)
     assert len(chunks) > 2
     at = TEXT.split("\n")
@@ -44,7 +44,7 @@ async def test_each_chunk_knows_its_title_and_lines(tmp_path):
 async def test_document_without_a_title(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "plain", "only a line")
-        (chunk,) = await retriever.chunks(TENANT, "default", "plain")
+        (chunk,) = (await retriever.chunks(TENANT, "default", "plain")).chunks
     assert (chunk.title, chunk.lines) == (None, Lines(1, 1))
 
 
@@ -55,9 +55,9 @@ async def test_chunks_of_a_pdf_know_their_pages(tmp_path):
             TENANT, "default", DocumentUpload("birds", pdf(*pages), "application/pdf", "birds.pdf")
         )
         assert (await ended(retriever, job)).stored == 1
-        chunks = await retriever.chunks(TENANT, "default", "birds")
+        chunks = (await retriever.chunks(TENANT, "default", "birds")).chunks
         await put(retriever, "plain", "no pages")
-        (plain,) = await retriever.chunks(TENANT, "default", "plain")
+        (plain,) = (await retriever.chunks(TENANT, "default", "plain")).chunks
     held = {page: chunk.pages for chunk in chunks for page in pages if page and page.split()[1] in chunk.text}
     assert held[pages[1]].first == 2
     assert held[pages[3]].last == 4

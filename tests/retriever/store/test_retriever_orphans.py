@@ -1,17 +1,26 @@
 """Contents without a document are recorded in the commit that orphans them, until they are forgotten."""
 
+import itertools
 import sqlite3
 
+import numpy as np
 import pytest
-from retriever_cases import SMALL, TENANT, put, put_lines, running, upload
+from retriever_cases import SMALL, TENANT, put, put_lines, running, search, upload
 
 from protocol.errors import ConfigError, UnknownCollection, UnknownDocument
+from protocol.retrieval import Lines
 from retriever.store.database import Database
+from retriever.store.documents import Documents
+from retriever.store.incoming_document import IncomingDocument
+from retriever.store.orphans import Orphans
+from retriever.store.prepared_chunk import ChunkText, PreparedChunk
 from retriever.store.schema import VERSIONS
+
+VECTOR = np.zeros(4, np.float32)
 
 
 async def contents(retriever, document_id: str, collection: str = "default") -> set[str]:
-    return {chunk.content_hash for chunk in await retriever.chunks(TENANT, collection, document_id)}
+    return {chunk.content_hash for chunk in (await retriever.chunks(TENANT, collection, document_id)).chunks}
 
 
 async def orphans(retriever, older_than_s: float = 0.0, limit: int = 100) -> set[str]:
@@ -21,7 +30,7 @@ async def orphans(retriever, older_than_s: float = 0.0, limit: int = 100) -> set
 async def test_chunks_of_a_document_are_in_order(tmp_path):
     async with running(tmp_path, **SMALL) as retriever:
         await put(retriever, "a", " ".join(f"word{number}" for number in range(60)))
-        chunks = await retriever.chunks(TENANT, "default", "a")
+        chunks = (await retriever.chunks(TENANT, "default", "a")).chunks
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert len(chunks) > 2
         assert {chunk.document_id for chunk in chunks} == {"a"}
@@ -126,3 +135,45 @@ def test_store_of_a_newer_version_is_refused(tmp_path):
     newer.close()
     with pytest.raises(ConfigError):
         Database(path)
+
+
+async def test_the_age_of_an_orphan_counts_from_when_it_was_first_seen_and_no_set_clock_changes_it(tmp_path):
+    now, clock = 0.0, itertools.count(1e9, -1e6)
+    orphans = Orphans(lambda: now)
+    documents = Documents(orphans, lambda: float(next(clock)))
+    database = Database(tmp_path / "store.sqlite3")
+    listed = []
+    for number, when in enumerate((0.0, 5.0, 12.0, 16.0, 99.0), start=1):
+        now = when
+        with database.write() as transaction:
+            collection = documents.ensure_collection(transaction, TENANT, "default")
+            text = IncomingDocument("a", "text", "a", None, {})
+            chunk = PreparedChunk(number, ChunkText("text", f"content {number}", 0, 4), VECTOR, Lines(1, 1))
+            documents.put(transaction, collection, text, [chunk], "")
+        with database.read() as transaction:
+            listed.append([orphan.content_hash[-1] for orphan in orphans.older_than(transaction, 10.0, 9)])
+    assert listed == [[], [], [], ["1"], ["1", "2", "3"]]
+    with database.read() as transaction:
+        assert [orphan.gone_at.number for orphan in orphans.older_than(transaction, 0.0, 2)] == [1, 2]
+        assert Orphans().older_than(transaction, 10.0, 9) == [], "another process has just seen them"
+    database.close()
+
+
+async def test_revisions_rise_with_each_content_that_goes_survive_a_restart_and_name_their_store(tmp_path):
+    seen = []
+    for _ in range(2):
+        async with running(tmp_path / "one") as retriever:
+            for text in ("first", "second"):
+                await put(retriever, "a", text)
+                seen += [(await retriever.chunks(TENANT, "default", "a")).revision]
+                seen += (await search(retriever, text)).revisions
+            await retriever.delete_document(TENANT, "default", "a")
+            noted = await retriever.orphans_of(TENANT, "default", "a")
+            assert {orphan.gone_at.number for orphan in noted} >= {seen[-1].number + 1}
+            await retriever.forget_orphans(noted)
+    assert [revision.number for revision in seen] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len({revision.store for revision in seen}) == 1
+    async with running(tmp_path / "other") as retriever:
+        await put(retriever, "a", "first")
+        (other,) = (await search(retriever, "first")).revisions
+    assert other.store != seen[0].store

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_under_test import Clock, ask, checked_controllers, report
+from controller_under_test import Clock, ask, at, checked_controllers, report
 
 from protocol.cache import DocumentDeletion
 from protocol.dependency import Branch, DepPrompt, GraphAttention
@@ -15,7 +15,7 @@ from protocol.prompts import Segment, SegmentKind
 
 # The document "y" states all of it, "x" the root alone.
 FACTS = DepPrompt((5, 6, 7, 8, 9), (Branch(2, -1, ("x", "y")), Branch(3, 0, ("y",))), (2,))
-DELETION = DocumentDeletion(("y",), "tenant")
+DELETION = DocumentDeletion(("y",), "tenant", *at(10))
 
 
 class Engines:
@@ -51,30 +51,26 @@ def asked(query_id: str, reuse: Reuse | None = None, **request) -> AdmissionRequ
 
 
 @pytest.mark.parametrize(
-    ("searched_at", "reuse", "unshared", "trees_kept"),
+    ("revision", "reuse", "unshared", "trees_kept"),
     [
-        pytest.param(9.0, None, True, False, id="a search before the deletion"),
-        pytest.param(11.0, None, False, True, id="a later search, which found them elsewhere"),
-        pytest.param(9.0, Reuse.EXACT, False, None, id="facts that are told in full"),
+        pytest.param(9, None, True, False, id="a search before the deletion"),
+        pytest.param(10, None, False, True, id="a later search, which found them elsewhere"),
+        pytest.param(9, Reuse.EXACT, False, None, id="facts that are told in full"),
     ],
 )
-async def test_what_a_search_before_the_deletion_found_is_not_kept(
-    build, clock, searched_at, reuse, unshared, trees_kept
-):
+async def test_what_a_search_before_the_deletion_found_is_not_kept(build, revision, reuse, unshared, trees_kept):
     controller = build()
-    clock.now = 10.0
     await controller.delete_document(DELETION)
-    plan = await controller.admit(asked("query", reuse, searched_at=searched_at))
+    plan = await controller.admit(asked("query", reuse, found_at=at(revision)))
     assert plan.unshared is unshared
     assert (plan.trees and plan.trees.reuse) is trees_kept
     await controller.complete(report("query"))
 
 
-async def test_nothing_is_speculated_on_them(build, clock):
+async def test_nothing_is_speculated_on_them(build):
     controller = build(speculation=True)
-    clock.now = 10.0
     await controller.delete_document(DELETION)
-    assert await controller.speculate("query", ["a"], asked("guess", searched_at=9.0)) is None
+    assert await controller.speculate("query", ["a"], asked("guess", found_at=at(9))) is None
 
 
 async def test_a_deletion_waits_for_queries_with_them_and_drops_what_these_have_kept(build):
