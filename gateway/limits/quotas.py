@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import NamedTuple
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.concurrency import Concurrency
-from gateway.limits.token_reservations import TokenReservations
+from gateway.limits.token_reservations import Reservation, TokenReservations
 from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
@@ -16,30 +17,58 @@ ReplyHeaders = MutableMapping[str, str]
 
 
 class QueryTicket:
-    """An admitted query. ``charge`` is called once with its tokens: when its run has ended, with any outcome.
+    """An admitted request that uses an engine or the embedder. It holds slots, and charges what it uses at once.
 
-    ``take_slot`` takes the slot of another running query.
+    ``account`` is None for a key without a quota of tokens, and ``take_slot`` takes the slot of another running query.
     """
 
-    def __init__(self, charge: Callable[[int], None], take_slot: Callable[[], None]) -> None:
-        self._charge = charge
+    def __init__(self, account: "TokenAccount | None", take_slot: Callable[[], None]) -> None:
+        self._account = account
         self._take_slot = take_slot
-        self.followed = False
+        self._followed = False
 
     def take_slots(self, count: int) -> None:
         """Take so many more slots, for the same time. Raises RateLimited or Overloaded."""
         for _ in range(count):
             self._take_slot()
 
-    def follow(self, run: Running) -> None:
-        """Charge for this run when it has ended."""
-        self.followed = True
-        run.task.add_done_callback(lambda _: self._charge(run.tokens))
-
     def used(self, tokens: int) -> None:
-        """Charge for tokens that were used without a run."""
-        self.followed = True
-        self._charge(tokens)
+        """Charge for work of this size. A request may do several kinds of work, and each is charged when it begins."""
+        if self._account is not None and tokens:
+            self._account.charge(tokens)
+
+    def follow(self, run: Running) -> None:
+        """Expect charges until this run has ended, and not only until the response is sent."""
+        self._followed = True
+        run.task.add_done_callback(lambda _: self._end())
+
+    def close(self) -> None:
+        """Expect no more charges, unless a run goes on."""
+        if not self._followed:
+            self._end()
+
+    def _end(self) -> None:
+        if self._account is not None:
+            self._account.reservation.end()
+
+
+class TokenAccount(NamedTuple):
+    """Charges one request's tokens to its key's window, against its ``reservation``."""
+
+    owner: str
+    reservation: Reservation
+    windows: Windows
+    tasks: BackgroundTasks
+
+    def charge(self, tokens: int) -> None:
+        """Count tokens in the background: also those of a request whose client has left."""
+        self.tasks.start(self._count(tokens, self.reservation.use(tokens)))
+
+    async def _count(self, tokens: int, covered: int) -> None:
+        try:
+            await self.windows.charge(f"{self.owner}/tokens", tokens)
+        finally:
+            self.reservation.counted(covered)
 
 
 class UploadTicket:
@@ -61,8 +90,9 @@ class UploadTicket:
 class Quotas:
     """Admits requests, queries and uploads within the limits of their key.
 
-    A refusal costs nothing but a request. The tokens of a query are known only at its end. So a query is admitted if
-    the key's window has room beyond the tokens that its running queries are expected to use (``TokenReservations``).
+    A refusal costs nothing but a request. A query's prompt is known after its search, and its answer at the end. So a
+    query is admitted if the key's window has room beyond the tokens that its running queries are still expected to use
+    (``TokenReservations``).
     """
 
     def __init__(self, windows: Windows, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
@@ -92,16 +122,12 @@ class Quotas:
 
             take_slot()
             limit = caller.limits.tokens_per_minute
-            if limit is None:
-                yield QueryTicket(lambda _: None, take_slot)
-                return
-            reserved = await self._reserve(caller.owner, limit, headers)
-            ticket = QueryTicket(lambda tokens: self._charge(caller.owner, reserved, tokens), take_slot)
+            account = None if limit is None else await self._account(caller.owner, limit, headers)
+            ticket = QueryTicket(account, take_slot)
             try:
                 yield ticket
             finally:
-                if not ticket.followed:
-                    self._reservations.release(caller.owner, reserved)
+                ticket.close()
 
     @contextmanager
     def search(self, caller: Caller) -> Iterator[None]:
@@ -127,25 +153,14 @@ class Quotas:
                     raise _used_up("documents", await self._windows.standing(key, limit))
             yield UploadTicket(self._windows, caller)
 
-    async def _reserve(self, owner: str, limit: int, headers: ReplyHeaders) -> int:
+    async def _account(self, owner: str, limit: int, headers: ReplyHeaders) -> TokenAccount:
         counted = await self._windows.standing(f"{owner}/tokens", limit)
         # No await from here on, or two queries could be admitted on the same tokens.
         standing = counted._replace(room=max(0, counted.room - self._reservations.of(owner)))
         _set_headers(headers, "tokens", standing)
         if not standing.room:
             raise _used_up("tokens", standing, known=not counted.room)
-        return self._reservations.reserve(owner, limit)
-
-    def _charge(self, owner: str, reserved: int, tokens: int) -> None:
-        self._tasks.start(self._count(owner, reserved, tokens))
-
-    async def _count(self, owner: str, reserved: int, tokens: int) -> None:
-        try:
-            if tokens:
-                await self._windows.charge(f"{owner}/tokens", tokens)
-                self._reservations.learn(owner, tokens)
-        finally:
-            self._reservations.release(owner, reserved)
+        return TokenAccount(owner, self._reservations.reserve(owner, limit), self._windows, self._tasks)
 
 
 def _used_up(what: str, standing: Standing, known: bool = True) -> RateLimited:

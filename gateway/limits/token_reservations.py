@@ -23,17 +23,45 @@ class TokenReservations:
         """Tokens reserved for the key's running queries."""
         return self._reserved[owner]
 
-    def reserve(self, owner: str, limit: int) -> int:
-        """Reserve a query's expected tokens. Returns their number."""
-        reserved = round(self._typical.get(owner, limit / _FIRST_SHARE))
-        self._reserved[owner] += reserved
-        return reserved
+    def reserve(self, owner: str, limit: int) -> "Reservation":
+        """Reserve a query's expected tokens."""
+        expected = round(self._typical.get(owner, limit / _FIRST_SHARE))
+        self._reserved[owner] += expected
+        return Reservation(self, owner, expected)
 
-    def release(self, owner: str, reserved: int) -> None:
-        """Release a reservation: the query never started, or its tokens are counted now."""
-        self._reserved[owner] -= reserved
+    def release(self, owner: str, tokens: int) -> None:
+        """Release reserved tokens: they are not used, or they are counted now."""
+        self._reserved[owner] -= tokens
 
     def learn(self, owner: str, used: int) -> None:
         """Update the moving average with a query's tokens."""
         typical = self._typical.get(owner, used)
         self._typical[owner] = typical + _WEIGHT * (used - typical)
+
+
+class Reservation:
+    """The reserved tokens of one query, which its use takes up."""
+
+    def __init__(self, reservations: TokenReservations, owner: str, expected: int) -> None:
+        self._reservations = reservations
+        self._owner = owner
+        self._left = expected
+        self._used = 0
+
+    def use(self, tokens: int) -> int:
+        """Note tokens that are used. Returns how many reserved ones they take up; ``counted`` releases those."""
+        covered = min(self._left, tokens)
+        self._left -= covered
+        self._used += tokens
+        return covered
+
+    def counted(self, covered: int) -> None:
+        """Release what used tokens took up, once their charge has been counted."""
+        self._reservations.release(self._owner, covered)
+
+    def end(self) -> None:
+        """Release what the query has not used, and learn from what it has."""
+        self._reservations.release(self._owner, self._left)
+        self._left = 0
+        if self._used:
+            self._reservations.learn(self._owner, self._used)

@@ -104,10 +104,16 @@ class QueryContext:
         """A new lease for the attempt's plan."""
         return Lease(attempt.plan_id, self.parts.controller, self.tasks)
 
-    def stream(
-        self, lease: Lease, plan: PrefillPlan, sampling: Sampling | None = None
-    ) -> AsyncGenerator[GenerationStep]:
-        """The generator's steps for an admitted plan, under its lease. ``sampling`` is by default the query's."""
-        chosen = sampling or self.query.sampling
+    def stream(self, lease: Lease, plan: PrefillPlan) -> AsyncGenerator[GenerationStep]:
+        """Hand an admitted plan to the generator, and charge for its prompt. Returns its steps, under its lease."""
+        self.transcript.meter.began(plan.prompt.token_count)
+        return self._steps(lease, plan, self.query.sampling)
+
+    def rewriting_stream(self, lease: Lease, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep]:
+        """``stream`` for the plan that has the question rewritten."""
+        self.transcript.meter.began_rewriting(plan.prompt.token_count)
+        return self._steps(lease, plan, sampling)
+
+    def _steps(self, lease: Lease, plan: PrefillPlan, chosen: Sampling) -> AsyncGenerator[GenerationStep]:
         stream = self.parts.generator.stream(plan, chosen)
         return lease.steps(stream, self.deadline, self.settings.first_step_timeout_s, self.trace.chat(plan, chosen))

@@ -69,10 +69,11 @@ class FollowUpRewriter:
         request = AdmissionRequest(attempt.plan_id, query.namespace, prompt, found_at=(), reuse=Reuse.EXACT)
         with context.lease(attempt) as lease:
             plan = await lease.admit(context.parts.controller.admit(request))
-            async for step in context.stream(lease, plan, sampling):
+            async for step in context.rewriting_stream(lease, plan, sampling):
                 if step.prefill is not None:
                     self._tokens += step.prefill.prompt_tokens
                 self._tokens += step.tokens
+                context.transcript.meter.generated(step.tokens)
                 self._text += step.text
                 self._finish_reason = step.finish_reason
             lease.completed()

@@ -26,10 +26,6 @@ class Running(Protocol):
     def query_id(self) -> str:
         """The id of the first query."""
 
-    @property
-    def tokens(self) -> int:
-        """Tokens used so far."""
-
     async def started(self) -> None:
         """Wait until a response may start. Raises the error of a query that fails before."""
 
@@ -62,11 +58,6 @@ class QueryRun:
     def query_id(self) -> str:
         """The query's id."""
         return self.transcript.query.query_id
-
-    @property
-    def tokens(self) -> int:
-        """Tokens used so far."""
-        return self.transcript.tokens
 
     async def started(self) -> None:
         """Wait until a response may start: the documents are final, and the query was not refused.
@@ -114,6 +105,7 @@ class QueryRun:
     def _end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             self.error = Unavailable("The query was cancelled.")
+        self.transcript.meter.ended()
         self._buffer.put_nowait(None)
         self._startable.set()
 
@@ -138,9 +130,9 @@ class QueryRuns:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, query: Query) -> QueryRun:
-        """Start a query."""
-        transcript = Transcript(query, self._clock)
+    def start(self, query: Query, charge: Callable[[int], None]) -> QueryRun:
+        """Start a query. ``charge`` receives its tokens, in parts, as they are used."""
+        transcript = Transcript(query, self._clock, charge)
         run = QueryRun(self._pipeline.run(transcript), transcript)
         self._tasks.add(run.task)
         self._busy.set()

@@ -9,6 +9,7 @@ import msgspec
 from gateway.query.citations import supports
 from gateway.query.hits import found_in
 from gateway.query.query import Query
+from gateway.query.token_meter import TokenMeter
 from gateway.query.token_times import TokenTimes
 from gateway.wire import events
 from gateway.wire.errors import error_body
@@ -48,11 +49,17 @@ class _Stamp(TypedDict):
 class Transcript:
     """Records what happens to one query, and makes its events, in order, and its reply from that.
 
-    ``clock`` returns monotonic seconds.
+    ``clock`` returns monotonic seconds. ``charge`` receives the tokens of its ``meter``.
     """
 
-    def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        query: Query,
+        clock: Callable[[], float] = time.monotonic,
+        charge: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.query = query
+        self.meter = TokenMeter(charge, prompt_paid=query.found is not None)
         self._clock = clock
         self._start = clock()
         self.timeline = Timeline(lambda: self.elapsed_s * 1000)
@@ -88,12 +95,6 @@ class Transcript:
     def elapsed_s(self) -> float:
         """Seconds since the query arrived."""
         return self._clock() - self._start
-
-    @property
-    def tokens(self) -> int:
-        """Tokens used so far: of the prompt, once it is prefilled, of the answer, and of a follow-up's rewriting."""
-        rewriting = 0 if self._rewriting is None else self._rewriting.tokens
-        return self._prefill.prompt_tokens + self.token_times.tokens + rewriting
 
     def alternative(self, number: int) -> Query:
         """The query of another answer from the same documents, once they are final."""
@@ -173,6 +174,7 @@ class Transcript:
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
         if step.tokens:
+            self.meter.generated(step.tokens)
             first = self.token_times.first_ms is None
             self.token_times.record(
                 self.timeline.moment("first_token") if first else self.timeline.now_ms(), step.tokens

@@ -18,7 +18,7 @@ from protocol.errors import InvalidRequest
 async def start_query(query: Query, gateway: Gateway, ticket: QueryTicket) -> QueryRun:
     """Start a query, if the engine can sample as it asks. Raises InvalidRequest before anything is searched."""
     await _check(query, gateway)
-    run = gateway.runs.start(query)
+    run = gateway.runs.start(query, ticket.used)
     ticket.follow(run)
     return run
 
@@ -34,7 +34,7 @@ async def start_choices(query: Query, count: int, gateway: Gateway, ticket: Quer
         raise InvalidRequest("The context is the same for all choices: with only_need_context, there is one.", "n")
     ticket.take_slots(count - 1)
     await _check(query, gateway)
-    choices = Choices(gateway.runs, query, count)
+    choices = Choices(gateway.runs, query, count, ticket.used)
     ticket.follow(choices)
     return choices
 

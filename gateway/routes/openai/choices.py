@@ -1,7 +1,7 @@
 """Several answers to one question, each by a run of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
@@ -18,24 +18,20 @@ class Choices:
     """The runs of ``count`` answers to one question, numbered from 0. If one of them fails, all of them end.
 
     The first run searches. The others start once its prompt is prefilled, so they rest on the same documents and find
-    their KV. Each is a query of its own to the other parts and in metrics.
+    their KV. Each is a query of its own to the other parts and in metrics. ``charge`` receives the tokens of all: those
+    of the prompt once, as in their usage, and those of each answer.
     """
 
-    def __init__(self, runs: QueryRuns, query: Query, count: int) -> None:
+    def __init__(self, runs: QueryRuns, query: Query, count: int, charge: Callable[[int], None]) -> None:
         self.query_id = query.query_id
         self._starter = runs
         self._count = count
-        self._runs = [runs.start(query)]
+        self._charge = charge
+        self._runs = [runs.start(query, charge)]
         self._buffer: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
         self._error: RagtreeError | None = None
         self._cancelled = False
         self.task = asyncio.create_task(self._drive())
-
-    @property
-    def tokens(self) -> int:
-        """Tokens used so far: as many as the first run's, and those of the other answers."""
-        first, *others = self._runs
-        return first.tokens + sum(run.transcript.token_times.tokens for run in others)
 
     async def started(self) -> None:
         """Wait until a response may start, as ``QueryRun.started`` does for the first run."""
@@ -73,7 +69,7 @@ class Choices:
             self._error = InternalError.logged()
         finally:
             self.cancel()
-            # What each of them used is known only then.
+            # What each of them used is charged by then.
             await asyncio.wait([run.task for run in self._runs])
             self._buffer.put_nowait(None)
 
@@ -82,5 +78,6 @@ class Choices:
             self._buffer.put_nowait((index, event))
             if index == 0 and isinstance(event, CacheResolved) and not self._cancelled:
                 for number in range(1, self._count):
-                    self._runs.append(self._starter.start(self._runs[0].transcript.alternative(number)))
+                    other = self._runs[0].transcript.alternative(number)
+                    self._runs.append(self._starter.start(other, self._charge))
                     following.create_task(self._follow(number, following))

@@ -8,6 +8,7 @@ from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, j
 from gateway.routes.responses import json_response
 from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingsBody, embedding_list
 from gateway.wire.openapi import errors, json_reply
+from protocol.errors import DeadlineExceeded
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -24,6 +25,12 @@ async def embed(body: EmbeddingsBody, _caller: CallerDep, gateway: GatewayDep, t
     """Embed texts like documents or queries."""
     body.refuse_unserved()
     deadline = Deadline(gateway.settings.query_timeout_s, "The texts were not embedded")
-    found = await deadline.wait(gateway.retriever.embed(body.to_protocol()))
+    request = body.to_protocol()
+    try:
+        found = await deadline.wait(gateway.retriever.embed(request))
+    except DeadlineExceeded:
+        # The embedder worked all the time, and only it could have counted tokens. A word has at least one.
+        ticket.used(sum(len(text.split()) for text in request.texts))
+        raise
     ticket.used(found.tokens)
     return json_response(embedding_list(body, found))
