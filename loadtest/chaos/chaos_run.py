@@ -17,12 +17,12 @@ from loadtest.chaos.redis_process import RedisProcess
 from loadtest.chaos.request_verdicts import Judge, Judged, KillReport, kill_problems, request_problems
 from loadtest.chaos.settings import INSTANCES, ChaosSettings, Engine
 from loadtest.chaos.stack_monitor import StackMonitor
-from loadtest.chaos.stack_process import StackProcess
 from loadtest.chaos.victims import Kill, Victims
 from loadtest.errors import LoadTestError
 from loadtest.locust_process import LocustProcess
 from loadtest.reporting.request_records import BeginRecord, QueryRecord, Record, read_records
 from loadtest.stack_api import StackApi
+from loadtest.stack_process import StackProcess
 from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 
 _WORDS = 60

@@ -10,17 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
+from loadtest.stack_process import free_port
 
 _BINARY = shutil.which("redis-server") or "/usr/bin/redis-server"
 _START_S = 10.0
 _POLL_S = 0.02
-
-
-def free_port() -> int:
-    """Return a port that is currently unused."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])
 
 
 class RedisProcess:

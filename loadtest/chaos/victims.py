@@ -10,8 +10,8 @@ import msgspec
 import psutil
 
 from loadtest.chaos.redis_process import RedisProcess
-from loadtest.chaos.stack_process import StackProcess, process_title
 from loadtest.errors import LoadTestError
+from loadtest.stack_process import StackProcess, process_title
 
 
 class Victim(StrEnum):

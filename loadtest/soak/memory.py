@@ -56,7 +56,7 @@ class StackProcesses:
     """The root process of a stack and all its current descendants."""
 
     def __init__(self, root: psutil.Process) -> None:
-        self._root = root
+        self.root = root
 
     @classmethod
     def at(cls, url: str) -> "StackProcesses":
@@ -74,7 +74,7 @@ class StackProcesses:
     def samples(self, at: float) -> Iterator[Sample]:
         """Yield the current memory of each process."""
         with suppress(psutil.NoSuchProcess):
-            for process in [self._root, *self._root.children(recursive=True)]:
+            for process in [self.root, *self.root.children(recursive=True)]:
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     yield Sample(at, process.pid, _name(process), process.memory_full_info().uss)
 

@@ -9,7 +9,7 @@ import redis
 from loadtest_runs import until
 
 from loadtest.chaos.redis_process import RedisProcess
-from loadtest.chaos.stack_process import StackProcess
+from loadtest.stack_process import StackProcess
 from loadtest.errors import LoadTestError
 
 STACK = """

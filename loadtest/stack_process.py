@@ -1,6 +1,7 @@
 """A stack that is started with its command line, and its processes."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,12 +12,11 @@ from pathlib import Path
 import httpx
 import psutil
 
-from loadtest.chaos.redis_process import free_port
 from loadtest.errors import LoadTestError
 from loadtest.stack_api import authorization
 
 UP = (sys.executable, "-m", "services.cli", "up")
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 _START_S, _STOP_S = 300.0, 90.0
 _POLL_S = 0.2
 
@@ -109,3 +109,10 @@ def process_title(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         return " ".join(process.cmdline()) or process.name()
     return ""
+
+
+def free_port() -> int:
+    """Return a port that is currently unused."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])

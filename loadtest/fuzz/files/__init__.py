@@ -1,0 +1,1 @@
+"""Documents of every media type, and what can be done to their bytes."""

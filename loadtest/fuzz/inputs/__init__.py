@@ -1,0 +1,1 @@
+"""What is sent: hypothesis strategies of requests, by what they attack."""
