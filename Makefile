@@ -18,8 +18,9 @@ DURATION ?= 60
 SCHEDULE ?= $(RATE):$(DURATION)
 soak: MINUTES ?= 30
 chaos: MINUTES ?= 10
+fuzz: MINUTES ?= 10
 
-.PHONY: help setup demo test test-tools unit lint types style audit chart loadtest soak chaos format lock images clean
+.PHONY: help setup demo test test-tools unit lint types style audit chart loadtest soak chaos fuzz format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -64,6 +65,9 @@ soak: setup ## hold 80 % of the local stack's capacity at URL for MINUTES and wa
 
 chaos: setup ## start a stack, kill its processes one by one under load for MINUTES, and judge every request
 	@$(BIN)/python -m loadtest.chaos --minutes "$(MINUTES)" $(OPTIONS)
+
+fuzz: setup ## start a stack, send it all that strangers can send for MINUTES, and let a second tenant judge the answers
+	@$(BIN)/python -m loadtest.fuzz --minutes "$(MINUTES)" $(OPTIONS)
 
 format: setup ## format the sources
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ def fuzz(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Exit with 0 if nothing broke, with 1 if something did, and with 2 if the campaign could not run."""
+    # SIGTERM also stops the stack.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # httpx would log every question of the judge.
     logging.getLogger("httpx").setLevel(logging.WARNING)

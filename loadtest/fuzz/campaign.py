@@ -21,7 +21,7 @@ _SETTLED_S = 1.5
 """So long after a fault it is known whether a process had ended."""
 AFTERMATH_S = 10.0
 """So long after the end of a process, faults are taken for its consequences."""
-_NOT_READY_S = 0.2
+_NOT_READY_S = 1.0
 _LARGEST_TRACE = 400
 
 
@@ -105,8 +105,9 @@ class Campaign:
         count = 0
         try:
             while most is None or count < most:
-                while not self._watcher.is_ready:
-                    await asyncio.sleep(_NOT_READY_S)
+                if not self._watcher.is_ready:
+                    await self._watcher.until_ready(_NOT_READY_S)
+                    continue
                 given = await anext(drawn[lane.sources[count % len(lane.sources)]])
                 count += 1
                 await free.acquire()

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import ClassVar, NamedTuple
@@ -72,7 +72,7 @@ class Drawing:
         """Wait until each source has its first inputs: none is then held up by the others."""
         await asyncio.gather(*(asyncio.wrap_future(batch) for batch in self._first.values()))
 
-    async def inputs(self, source: str) -> AsyncIterator[Drawn]:
+    async def inputs(self, source: str) -> AsyncGenerator[Drawn]:
         """Yield the source's inputs without an end. The next batch is drawn while the last one is used."""
         number = batch = 0
         ahead = self._first[source]

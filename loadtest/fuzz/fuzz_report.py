@@ -93,17 +93,17 @@ def _render(report: FuzzReport) -> str:
     findings = [[what, str(count)] for what, count in report.findings.items()]
     parts = [
         f"# Fuzzing: {'something broke' if report.broke else 'passed'}",
-        f"{requests:,} requests and {report.files:,} files in {report.seconds:.0f} s ({requests / report.seconds:.1f} and "
-        f"{report.files / report.seconds:.1f} per second), seed {report.seed}"
+        f"{requests:,} requests and {report.files:,} files in {report.seconds:.0f} s "
+        f"({requests / report.seconds:.1f} and {report.files / report.seconds:.1f} per second), seed {report.seed}"
         f"{', interrupted' if report.interrupted else ''}. Limits of the stranger's key: {STRANGERS_LIMITS}.",
-        f"{report.ended_processes} processes ended. The gateway took at most {report.longest_stall_s:.2f} s to say that it "
-        f"is alive. The controller had no query left {drained}; a document of the judge was found {upload}.",
+        f"{report.ended_processes} processes ended. The gateway took at most {report.longest_stall_s:.2f} s to say "
+        f"that it is alive. The controller had no query left {drained}; a document of the judge was found {upload}.",
         "## What broke",
         table(["what (source)", "times"], findings) if findings else "Nothing.",
         *(f"- {each}, left behind" for each in report.left),
         "## The judge",
-        f"{judge.asked} questions, {sum(judge.wrong.values())} answers not right. p99 during the campaign: {slowdown} times "
-        "that of the idle stack. Seconds:",
+        f"{judge.asked} questions, {sum(judge.wrong.values())} answers not right. p99 during the campaign: {slowdown} "
+        "times that of the idle stack. Seconds:",
         table(["", "count", "p50", "p99", "max"], _judge_rows(judge)),
         *(f"- {count} times {what}" for what, count in judge.wrong.items()),
         "## Tried",

@@ -17,18 +17,21 @@ from loadtest.fuzz.campaign import AFTERMATH_S, Campaign, Trace
 from loadtest.fuzz.drawing import Drawing
 from loadtest.fuzz.fuzz_report import FuzzReport, Judged
 from loadtest.fuzz.fuzzed_stack import JUDGED_TENANT, Keys
+from loadtest.fuzz.inputs.questions import COLLECTION
 from loadtest.fuzz.judge import Judge
 from loadtest.fuzz.keeper import Keeper
 from loadtest.fuzz.sender import Sender
 from loadtest.fuzz.sources import LANES, Lane, strategies
 from loadtest.fuzz.watcher import Watcher
 from loadtest.reporting.run_facts import machine
+from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 
 _log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
 _DRAIN_S = 120.0
 _POLL_S = 0.5
 _MIB = 2**20
+_DOCUMENTS, _WORDS = 20, 250
 
 
 class FuzzSettings(NamedTuple):
@@ -69,6 +72,7 @@ class FuzzRun:
         drawing = Drawing(settings.seed, sources, strategies, openapi, model, JUDGED_TENANT, settings.files)
         self._watcher.start()
         try:
+            await self._furnish()
             await self._judge.learn()
             await drawing.ready()
             sender = Sender(self._url, self._keys.of_callers)
@@ -115,10 +119,17 @@ class FuzzRun:
             wrong = sum(each.wrong is not None for each in self._judge.during)
             _log.info(
                 "%.0f of %.0f s: %d requests (%.1f/s), %d files (%.1f/s), judge asked %d, %d not right; %d findings%s",
-                seconds, self._settings.seconds, requests, requests / seconds, campaign.files, campaign.files / seconds,
-                len(self._judge.during), wrong, sum(self._keeper.counts.values()),
+                seconds,
+                self._settings.seconds,
+                requests,
+                requests / seconds,
+                campaign.files,
+                campaign.files / seconds,
+                len(self._judge.during),
+                wrong,
+                sum(self._keeper.counts.values()),
                 "" if self._watcher.is_ready else "; waiting for the stack",
-            )  # fmt: skip
+            )
 
     async def _described(self) -> tuple[dict[str, Any], str]:
         """Return the stack's OpenAPI document and its model's id."""
@@ -130,6 +141,15 @@ class FuzzRun:
         except (httpx.HTTPError, ValueError) as error:
             raise StackNotReady(f"no stack at {self._url} that accepts the stranger's key: {error!r}") from error
         return document, str(model)
+
+    async def _furnish(self) -> None:
+        """Give the stranger documents, so that prompts are longer than one step of the engine."""
+        headers = {"Authorization": f"Bearer {self._keys.stranger}", "Content-Type": "application/x-ndjson"}
+        async with httpx.AsyncClient(base_url=self._url, headers=headers, timeout=60) as http:
+            for lines in SyntheticCorpus(_DOCUMENTS, _WORDS, self._settings.seed).batches():
+                answer = await http.post(f"/v1/collections/{COLLECTION}/documents:batch", content=lines)
+                if answer.is_error:
+                    raise StackNotReady(f"the stranger's documents were not accepted: {answer.text}")
 
     async def _drained(self) -> float | None:
         """Wait until no query is running or queued, and return how long that took."""

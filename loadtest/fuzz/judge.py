@@ -18,7 +18,7 @@ _DOCUMENTS, _WORDS = 24, 60
 _MAX_TOKENS = 12
 _IDLE_ROUNDS = 4
 _TIMEOUT_S = 120.0
-_INGEST_S = 900.0
+_INGEST_S = 300.0
 _FOREIGN_WORDS = "ledger barrels salt passing file small line"
 """Words of the stranger's documents. A search for them must find the judge's own."""
 

@@ -13,7 +13,6 @@ from loadtest.fuzz.watcher import Watcher
 
 _SETTLED_S = 3.0
 """So long after an input it is known whether a process ended by it."""
-_POLL_S = 0.2
 _RECOVERY_S = 600.0
 
 
@@ -38,9 +37,7 @@ class Replay:
         return [await self._once(each) for each in drawn.values()]
 
     async def _once(self, drawn: Drawn) -> Repeated:
-        give_up = time.monotonic() + _RECOVERY_S
-        while not self._watcher.is_ready and time.monotonic() < give_up:
-            await asyncio.sleep(_POLL_S)
+        await self._watcher.until_ready(_RECOVERY_S)
         begun = time.monotonic()
         requests = drawn.input.requests
 

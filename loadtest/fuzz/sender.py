@@ -126,7 +126,7 @@ class _Unclosed(io.BytesIO):
 def parsed(received: bytes, method: str = "GET") -> tuple[Answer, ...]:
     """Return the HTTP answers in these bytes. What is no answer is left out."""
     source = _Received(received)
-    answers = []
+    answers: list[Answer] = []
     while True:
         response = http.client.HTTPResponse(source, method=method)  # type: ignore[arg-type]  # only makefile is used
         try:

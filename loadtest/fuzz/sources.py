@@ -10,7 +10,7 @@ from loadtest.fuzz.inputs import questions, routes, schemas, wire
 from loadtest.fuzz.inputs.surface import surface
 
 _ROOT = Path(__file__).parents[2]
-REAL = (_ROOT / "docs", _ROOT / "tests" / "shared_data", _ROOT / "examples")
+REAL = (_ROOT / "docs", _ROOT / "examples")
 
 
 class Lane(NamedTuple):

@@ -18,7 +18,11 @@ def faults(request: Request, outcome: Outcome) -> Iterator[str]:
     for answer in outcome.answers:
         yield from _faults_of(answer)
         if not request.rude and answer.status >= _LEAST_ERROR:
-            if not _is_error(answer) and request.line.partition(" ")[0] != "HEAD":
+            if (
+                answer.status < _LEAST_SERVER_ERROR
+                and not _is_error(answer)
+                and request.line.partition(" ")[0] != "HEAD"
+            ):
                 yield f"HTTP {answer.status} without the API's error body"
             if outcome.seconds > request.refused_within_s:
                 yield f"a refusal (HTTP {answer.status}) took over {request.refused_within_s:g} s"

@@ -1,5 +1,6 @@
 """Watches a stack while it is attacked: its processes, their memory, and whether it answers at once."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,10 @@ class Watcher:
     def is_ready(self) -> bool:
         """Whether the stack was ready when it was last asked."""
         return self._ready.is_set()
+
+    async def until_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until the stack is ready, at most so long. Must be called from an event loop."""
+        await asyncio.to_thread(self._ready.wait, timeout_s)
 
     @property
     def memory(self) -> dict[str, Memory]:

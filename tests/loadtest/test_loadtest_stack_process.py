@@ -9,8 +9,8 @@ import redis
 from loadtest_runs import until
 
 from loadtest.chaos.redis_process import RedisProcess
-from loadtest.stack_process import StackProcess
 from loadtest.errors import LoadTestError
+from loadtest.stack_process import StackProcess
 
 STACK = """
 import http.server, os, signal, subprocess, sys

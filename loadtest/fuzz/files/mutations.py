@@ -2,8 +2,18 @@
 
 from random import Random
 
-_MARKS = [b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"%PDF-1.7\n", b"PK\x03\x04", b"<!DOCTYPE x [<!ENTITY a \"aaaaaaaaaa\">]>", b"\x1f\x8b", b"<?xml version=\"1.0\" encoding=\"utf-7\"?>"]  # fmt: skip
-_MOST_REPEATED = 200_000
+_MARKS = [
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"%PDF-1.7\n",
+    b"PK\x03\x04",
+    b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]>',
+    b"\x1f\x8b",
+    b'<?xml version="1.0" encoding="utf-7"?>',
+]
+_MOST_REPEATED = 60_000
 
 
 def flipped(content: bytes, draws: Random) -> bytes:

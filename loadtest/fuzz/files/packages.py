@@ -58,7 +58,7 @@ def _extreme_cell(content: bytes, draws: Random) -> bytes:
 
 
 def _long_text(content: bytes, draws: Random) -> bytes:
-    long = draws.choice([b"!", b"a ", "字".encode(), b"x"]) * draws.choice([1000, 100_000, 1_000_000])
+    long = draws.choice([b"!", b"a ", "字".encode(), b"x"]) * draws.choice([1000] * 8 + [30_000] * 2 + [1_000_000])
     return _replaced_one(_TEXT, content, long, draws)
 
 

@@ -13,6 +13,7 @@ _NUMBER = re.compile(rb"(?<=[\s\[])-?\d+(?:\.\d+)?(?=[\s\]/>])")
 _STREAM = re.compile(rb"stream\r?\n.*?endstream", re.DOTALL)
 _EXTREMES = [b"0", b"-1", b"4294967296", b"1e30", b"9" * 40, b"0.0000000001"]
 _STREAM_MIB = [1, 8, 200]
+_BOMB_SHARE = 0.02
 
 
 def _one(pattern: re.Pattern[bytes], content: bytes, change: Callable[[bytes], bytes], draws: Random) -> bytes:
@@ -52,13 +53,16 @@ def _many_kids(content: bytes, draws: Random) -> bytes:
 
 def _stream(content: bytes, draws: Random) -> bytes:
     """Another stream: text operators without end, or zeros that unpack to far more than they take."""
-    made = draws.choice([
-        lambda: b"BT /F1 1 Tf " + b"(a) Tj 1 0 Td " * draws.choice([10, 20_000]) + b"ET",
-        lambda: b"q " * draws.choice([100, 100_000]),
-        lambda: b"[" * 20_000,
-        lambda: zlib.compress(b" " * (draws.choice(_STREAM_MIB) << 20 if draws.random() < 0.1 else 1000)),
-        lambda: zlib.compress(zlib.compress(b"BT (a) Tj ET " * 1000)),
-    ])()  # fmt: skip
+    mib = draws.choice(_STREAM_MIB) if draws.random() < _BOMB_SHARE else 0
+    made = draws.choice(
+        [
+            b"BT /F1 1 Tf " + b"(a) Tj 1 0 Td " * draws.choice([10, 20_000]) + b"ET",
+            b"q " * draws.choice([100, 100_000]),
+            b"[" * 20_000,
+            zlib.compress(b" " * (mib << 20 or 1000)),
+            zlib.compress(zlib.compress(b"BT (a) Tj ET " * 1000)),
+        ]
+    )
     return _one(_STREAM, content, lambda _: b"stream\n" + made + b"\nendstream", draws)
 
 
@@ -97,9 +101,21 @@ def _encrypted(content: bytes, draws: Random) -> bytes:
 
 
 _CHANGES = (
-    _reference, _reference, _number, _without_object, _object_twice, _deep_array, _many_kids, _stream, _stream, _filters,
-    _cross_references, _loop_of_tables, _encrypted, mutated,
-)  # fmt: skip
+    _reference,
+    _reference,
+    _number,
+    _without_object,
+    _object_twice,
+    _deep_array,
+    _many_kids,
+    _stream,
+    _stream,
+    _filters,
+    _cross_references,
+    _loop_of_tables,
+    _encrypted,
+    mutated,
+)
 
 
 def reworked(content: bytes, draws: Random) -> bytes:

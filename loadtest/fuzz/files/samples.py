@@ -133,17 +133,26 @@ def _xlsx(draws: Random) -> bytes:
     return _saved(book.save)
 
 
+_CONTAINER = """<?xml version="1.0"?>
+<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container" version="1.0"><rootfiles>
+<rootfile full-path="a.opf" media-type="application/oebps-package+xml"/></rootfiles></container>"""
+_PACKAGE = """<?xml version="1.0"?>
+<package xmlns="http://www.idpf.org/2007/opf" version="3.0">
+<metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Mill</dc:title></metadata>
+<manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest>
+<spine><itemref idref="a"/></spine></package>"""
+
+
 def _epub(draws: Random) -> bytes:
-    container = '<?xml version="1.0"?><container xmlns="urn:oasis:names:tc:opendocument:xmlns:container" version="1.0"><rootfiles><rootfile full-path="a.opf" media-type="application/oebps-package+xml"/></rootfiles></container>'
-    package = '<?xml version="1.0"?><package xmlns="http://www.idpf.org/2007/opf" version="3.0"><metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Mill</dc:title></metadata><manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest><spine><itemref idref="a"/></spine></package>'
+    entries = {
+        "mimetype": b"application/epub+zip",
+        "META-INF/container.xml": _CONTAINER.encode(),
+        "a.opf": _PACKAGE.encode(),
+        "a.xhtml": _xhtml(draws),
+    }
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, content in [
-            ("mimetype", b"application/epub+zip"),
-            ("META-INF/container.xml", container),
-            ("a.opf", package),
-            ("a.xhtml", _xhtml(draws)),
-        ]:
+        for name, content in entries.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 

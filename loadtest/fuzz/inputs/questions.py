@@ -75,14 +75,15 @@ class Endpoint:
 
 
 def sampling(endpoints: list[Endpoint]) -> SearchStrategy[Input]:
-    """Two parameters with extreme values, beside a temperature in half of all cases."""
+    """Two parameters with extreme values, beside a temperature and a seed in many cases."""
 
     @st.composite
     def pairs(draw: st.DrawFn) -> Input:
         endpoint = draw(st.sampled_from(endpoints))
         body = endpoint.body(draw(questions(3000)), draw(_FEW_TOKENS))
-        if draw(st.booleans()):
-            body["temperature"] = 0.8
+        # Most parameters matter only where tokens are drawn.
+        body |= draw(st.sampled_from([{}, {"temperature": 0.8}, {"temperature": 0.8, "seed": 42}]))
+        body["top_k"] = draw(st.sampled_from([1, 1, 4, 8]))
         taken = [name for name in _SAMPLING if endpoint.takes(name)]
         for name in draw(st.lists(st.sampled_from(taken), min_size=2, max_size=2, unique=True)):
             body[name] = draw(st.sampled_from(_SAMPLING[name]))

@@ -27,14 +27,25 @@ def named_things() -> SearchStrategy[Input]:
     name = st.builds(_escaped, names(), safe)
     path = st.builds(
         lambda form, a, b: form.format(a=a, b=b),
-        st.sampled_from([
-            "/v1/collections/{a}", "/v1/collections/{a}/documents", "/v1/collections/{a}/documents/{b}", f"{_DOCUMENTS}/{{a}}",
-            f"{_DOCUMENTS}/{{a}}/chunks/{{b}}", "/v1/jobs/{a}", "/v1/models/{a}", f"/v1/collections/{COLLECTION}/graph?label={{a}}&label={{b}}",
-            "/v1/collections/{a}/graph?max_nodes=1000&max_relations=2000", "/v1/admin/cache/documents/{a}?collection={b}", "/{a}", "/{a}/{b}",
-        ]),
+        st.sampled_from(
+            [
+                "/v1/collections/{a}",
+                "/v1/collections/{a}/documents",
+                "/v1/collections/{a}/documents/{b}",
+                f"{_DOCUMENTS}/{{a}}",
+                f"{_DOCUMENTS}/{{a}}/chunks/{{b}}",
+                "/v1/jobs/{a}",
+                "/v1/models/{a}",
+                f"/v1/collections/{COLLECTION}/graph?label={{a}}&label={{b}}",
+                "/v1/collections/{a}/graph?max_nodes=1000&max_relations=2000",
+                "/v1/admin/cache/documents/{a}?collection={b}",
+                "/{a}",
+                "/{a}/{b}",
+            ]
+        ),
         name,
         name,
-    )  # fmt: skip
+    )
     return st.builds(
         lambda method, target, caller: one(call(method, _line(target), caller=caller)),
         st.sampled_from(["GET", "GET", "GET", "HEAD", "DELETE", "PATCH", "OPTIONS"]),
@@ -56,14 +67,21 @@ def small_documents() -> SearchStrategy[Input]:
     """Documents as JSON and as lines of a batch, with control tokens, odd attributes and triplets."""
     values = st.one_of(st.booleans(), st.floats(), st.text(max_size=20), st.none(), st.just([1]))
     body = st.fixed_dictionaries(
-        {"text": st.one_of(questions(2000), st.builds(" says ".join, st.lists(st.sampled_from(CONTROL_TOKENS), min_size=2, max_size=8)))},
+        {
+            "text": st.one_of(
+                questions(2000),
+                st.builds(" says ".join, st.lists(st.sampled_from(CONTROL_TOKENS), min_size=2, max_size=8)),
+            )
+        },
         optional={
             "title": questions(300),
             "filename": names(),
             "attributes": st.dictionaries(names(), values, max_size=4),
-            "triplets": st.lists(st.fixed_dictionaries({"head": names(), "relation": names(), "tail": names()}), max_size=3),
+            "triplets": st.lists(
+                st.fixed_dictionaries({"head": names(), "relation": names(), "tail": names()}), max_size=3
+            ),
         },
-    )  # fmt: skip
+    )
     numbers = st.integers(0, 400)
     whole = st.builds(
         lambda given, number: one(json_call(f"{_DOCUMENTS}/small-{number}", given, method="PUT")), body, numbers
@@ -110,10 +128,19 @@ def repeated_uploads() -> SearchStrategy[Input]:
 
 def deep_json() -> SearchStrategy[Input]:
     """JSON of any depth and odd JSON, to every route that reads it."""
-    targets = st.sampled_from([
-        ("POST", "/query"), ("POST", "/v1/search"), ("POST", "/v1/chat/completions"), ("POST", "/v1/embeddings"), ("POST", "/v1/responses"),
-        ("PUT", f"{_DOCUMENTS}/deep"), ("POST", "/v1/admin/cache/pin"), ("POST", "/v1/admin/cache/warm"), ("PUT", f"/v1/collections/{COLLECTION}"),
-    ])  # fmt: skip
+    targets = st.sampled_from(
+        [
+            ("POST", "/query"),
+            ("POST", "/v1/search"),
+            ("POST", "/v1/chat/completions"),
+            ("POST", "/v1/embeddings"),
+            ("POST", "/v1/responses"),
+            ("PUT", f"{_DOCUMENTS}/deep"),
+            ("POST", "/v1/admin/cache/pin"),
+            ("POST", "/v1/admin/cache/warm"),
+            ("PUT", f"/v1/collections/{COLLECTION}"),
+        ]
+    )
     nested = st.builds(
         lambda opening, closing, depth: (opening * depth + "1" + closing * depth).encode(),
         *(
@@ -122,12 +149,27 @@ def deep_json() -> SearchStrategy[Input]:
         ),
         st.sampled_from([10, 200, 1000, 100_000]),
     )
-    odd = st.sampled_from([
-        b"", b"null", b"[]", b"1e999", b"NaN", b'{"query":"\\ud800"}', b'{"query":"x","query":"y"}', b"\xef\xbb\xbf{}", b"\xff\xfe{\x00}\x00", b'{"query":"\x00"}',
-        b'{"query":' + b"9" * 5000 + b"}", b'{"' + b"k" * 100_000 + b'":1}', json.dumps({str(i): i for i in range(8000)}).encode(),
-    ])  # fmt: skip
+    odd = st.sampled_from(
+        [
+            b"",
+            b"null",
+            b"[]",
+            b"1e999",
+            b"NaN",
+            b'{"query":"\\ud800"}',
+            b'{"query":"x","query":"y"}',
+            b"\xef\xbb\xbf{}",
+            b"\xff\xfe{\x00}\x00",
+            b'{"query":"\x00"}',
+            b'{"query":' + b"9" * 5000 + b"}",
+            b'{"' + b"k" * 100_000 + b'":1}',
+            json.dumps({str(i): i for i in range(8000)}).encode(),
+        ]
+    )
     return st.builds(
-        lambda target, body, kind: one(call(*target, body, caller=_owner(target[1]), headers={"Content-Type": kind})),
+        lambda target, body, kind: one(
+            call(target[0], target[1], body, caller=_owner(target[1]), headers={"Content-Type": kind})
+        ),
         targets,
         st.one_of(nested, odd),
         st.sampled_from(
@@ -140,26 +182,39 @@ def administration(tenant: str) -> SearchStrategy[Input]:
     """Calls of the admin routes with extreme values, by administrators and by others. The cache is not cleared."""
     names_of_tenants = st.one_of(st.none(), st.just(tenant), names())
     pins = st.builds(
-        lambda document, owner, pinned: ("/v1/admin/cache/pin", {"document_id": document, "tenant": owner, "pinned": pinned, "collection": COLLECTION}),
-        names(), names_of_tenants, st.booleans(),
-    )  # fmt: skip
+        lambda document, owner, pinned: (
+            "/v1/admin/cache/pin",
+            {"document_id": document, "tenant": owner, "pinned": pinned, "collection": COLLECTION},
+        ),
+        names(),
+        names_of_tenants,
+        st.booleans(),
+    )
     warms = st.builds(
         lambda asked, owner: ("/v1/admin/cache/warm", {"queries": asked, "tenant": owner, "collection": COLLECTION}),
-        st.lists(questions(200), max_size=3), names_of_tenants,
-    )  # fmt: skip
+        st.lists(questions(200), max_size=3),
+        names_of_tenants,
+    )
     ahead = st.builds(
         lambda top, donors: ("/v1/admin/cache/precompute", {"top": top, "donors": donors, "collection": COLLECTION}),
-        st.sampled_from([0, 1, 3, 1_000_001, None]), st.booleans(),
-    )  # fmt: skip
+        st.sampled_from([0, 1, 3, 1_000_001, None]),
+        st.booleans(),
+    )
     callers = st.sampled_from([Caller.ADMIN, Caller.ADMIN, Caller.STRANGER, Caller.NOBODY])
     posts = st.builds(
         lambda given, caller: one(json_call(*given, caller=caller)), st.one_of(pins, warms, ahead), callers
     )
     reads = st.builds(
         lambda target, caller: one(call("GET", target, caller=caller)),
-        st.sampled_from(["/v1/admin/cache/stats", "/v1/admin/cache/activity", *(f"/v1/admin/cache/tree?depth={d}&limit={n}" for d in (0, 8, 99, -1) for n in (0, 1, 10_000, 10**9))]),
+        st.sampled_from(
+            [
+                "/v1/admin/cache/stats",
+                "/v1/admin/cache/activity",
+                *(f"/v1/admin/cache/tree?depth={d}&limit={n}" for d in (0, 8, 99, -1) for n in (0, 1, 10_000, 10**9)),
+            ]
+        ),
         callers,
-    )  # fmt: skip
+    )
     return st.one_of(posts, reads)
 
 

@@ -1,5 +1,6 @@
 """Schemas and regexes that are hard to compile: nested, recursive, wide, enormous, contradictory."""
 
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def patterns() -> SearchStrategy[str]:
     brackets = st.sampled_from(
         [("(", ")"), ("(?:", ")"), ("(", ")?"), ("(", ")*"), ("[", "]"), ("(", ""), ("((", "))+"), ("(a|", ")")]
     )
-    deep = st.builds(lambda pair, depth: _nested(*pair, depth), brackets, st.sampled_from(_DEPTHS))
+    deep = st.builds(lambda pair, depth: _nested(pair[0], pair[1], depth), brackets, st.sampled_from(_DEPTHS))
     wide = st.builds(
         lambda count: "|".join(f"w{number}" for number in range(count)), st.sampled_from([*_SIZES, 20_000])
     )
@@ -75,13 +76,14 @@ def _deep(depth: int, kind: str) -> dict[str, Any]:
     # The body is JSON, whose own depth is bounded: deeper ones are sent as they are and refused.
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(min(depth, 900)):
-        schema = {
+        kinds: dict[str, dict[str, Any]] = {
             "array": {"type": "array", "items": schema},
             "object": {"type": "object", "properties": {"a": schema}, "required": ["a"]},
             "anyOf": {"anyOf": [schema, {"type": "null"}]},
             "allOf": {"allOf": [schema]},
             "not": {"not": schema},
-        }[kind]
+        }
+        schema = kinds[kind]
     return schema
 
 
@@ -90,7 +92,7 @@ def _references(count: int, shape: str) -> dict[str, Any]:
         return {"$ref": "#"}
     names = [f"d{number}" for number in range(count)]
     if shape == "doubling":
-        following = {name: [{"$ref": f"#/$defs/{after}"}] * 2 for name, after in zip(names, names[1:], strict=False)}
+        following = {name: [{"$ref": f"#/$defs/{after}"}] * 2 for name, after in pairwise(names)}
         definitions: dict[str, Any] = {
             name: {"type": "array", "prefixItems": items, "items": False} for name, items in following.items()
         }
@@ -112,21 +114,41 @@ def _any_schema() -> SearchStrategy[dict[str, Any]]:
         st.builds(lambda low, high: {"type": "string", "minLength": low, "maxLength": high}, numbers, numbers),
         st.builds(lambda low, high: {"type": "integer", "minimum": low, "maximum": high}, numbers, numbers),
         st.builds(lambda low, step: {"type": "number", "exclusiveMinimum": low, "multipleOf": step}, numbers, numbers),
-        st.builds(lambda form: {"type": "string", "format": form}, st.sampled_from(["date-time", "uuid", "email", "ipv6", "regex", "x"])),
-        st.sampled_from([{}, {"type": "x"}, {"type": ["string", "null"]}, {"const": None}, {"enum": []}, {"type": "object", "minProperties": 10**6}]),
-    )  # fmt: skip
+        st.builds(
+            lambda form: {"type": "string", "format": form},
+            st.sampled_from(["date-time", "uuid", "email", "ipv6", "regex", "x"]),
+        ),
+        st.sampled_from(
+            [
+                {},
+                {"type": "x"},
+                {"type": ["string", "null"]},
+                {"const": None},
+                {"enum": []},
+                {"type": "object", "minProperties": 10**6},
+            ]
+        ),
+    )
     return st.recursive(
         leaves,
         lambda inner: st.one_of(
             st.builds(lambda several: {"anyOf": several}, st.lists(inner, max_size=4)),
             st.builds(lambda several: {"oneOf": several}, st.lists(inner, max_size=4)),
-            st.builds(lambda first, size: {"type": "array", "items": first, "minItems": size, "maxItems": size}, inner, numbers),
+            st.builds(
+                lambda first, size: {"type": "array", "items": first, "minItems": size, "maxItems": size},
+                inner,
+                numbers,
+            ),
             st.builds(lambda first, key: {"type": "object", "patternProperties": {key: first}}, inner, patterns()),
-            st.builds(lambda first, key: {"type": "object", "properties": {key: first}, "required": [key]}, inner, st.text(max_size=10)),
+            st.builds(
+                lambda first, key: {"type": "object", "properties": {key: first}, "required": [key]},
+                inner,
+                st.text(max_size=10),
+            ),
             st.builds(lambda a, b: {"if": a, "then": b, "else": a}, inner, inner),
         ),
         max_leaves=8,
-    )  # fmt: skip
+    )
 
 
 def schemas() -> SearchStrategy[dict[str, Any]]:
@@ -137,13 +159,19 @@ def schemas() -> SearchStrategy[dict[str, Any]]:
         st.sampled_from([1, 15]),
     )
     return st.one_of(
-        st.builds(lambda pattern: {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}, patterns()),
+        st.builds(
+            lambda pattern: {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}, patterns()
+        ),
         st.builds(_wide, st.sampled_from(_SIZES), st.booleans(), st.booleans()),
-        st.builds(_deep, st.sampled_from([3, 60, 400, 900]), st.sampled_from(["array", "object", "anyOf", "allOf", "not"])),
-        st.builds(_references, st.sampled_from([1, 5, 25, 500]), st.sampled_from(["itself", "ring", "doubling", "missing"])),
+        st.builds(
+            _deep, st.sampled_from([3, 60, 400, 900]), st.sampled_from(["array", "object", "anyOf", "allOf", "not"])
+        ),
+        st.builds(
+            _references, st.sampled_from([1, 5, 25, 500]), st.sampled_from(["itself", "ring", "doubling", "missing"])
+        ),
         enormous,
         _any_schema(),
-    )  # fmt: skip
+    )
 
 
 def schema_requests(endpoints: list[Endpoint]) -> SearchStrategy[Input]:

@@ -8,6 +8,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
+from schemathesis.core.result import Ok
 
 from loadtest.fuzz.requests import Caller, Input, call, one
 
@@ -21,7 +22,17 @@ _LIMIT_OF = {
     "/v1/responses": "max_output_tokens",
 }
 _LIMITS = {"max_completion_tokens", *_LIMIT_OF.values()}
-_OWN_HEADERS = {"authorization", "connection", "content-length", "host", "transfer-encoding", "accept-encoding"}
+_OWN_HEADERS = {
+    "authorization",
+    "connection",
+    "content-length",
+    "host",
+    "transfer-encoding",
+    "accept-encoding",
+    "user-agent",
+    # Random, also with a seed.
+    "x-schemathesis-testcaseid",
+}
 _BASE = "http://fuzz"
 _EXPENSIVE = ("/v1/admin/cache/clear",)
 """Left out: the judge's times would be those of an empty cache."""
@@ -36,7 +47,7 @@ def json_lines(_context: object, value: object) -> bytes:
 def surface(document: dict[str, Any]) -> SearchStrategy[Input]:
     """Calls of every operation that an OpenAPI document describes, by their own callers and by others."""
     schema = schemathesis.openapi.from_dict(document)
-    operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     cases = [
         operation.as_strategy(generation_mode=mode)
         for operation in operations
@@ -67,6 +78,8 @@ def _as_input(case: Any, caller: Caller) -> Input:  # noqa: ANN401 - schemathesi
     except (requests.RequestException, ValueError):
         reject()
     target = prepared.path_url
-    headers = {name: value for name, value in prepared.headers.items() if name.lower() not in _OWN_HEADERS}
+    headers = {name: str(value) for name, value in prepared.headers.items() if name.lower() not in _OWN_HEADERS}
     body = prepared.body.encode() if isinstance(prepared.body, str) else prepared.body
+    if body is not None and not isinstance(body, bytes):
+        reject()
     return one(call(case.method.upper(), target, body, caller=caller, headers=headers))
