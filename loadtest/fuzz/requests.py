@@ -48,6 +48,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """The first line, for people."""
         return self.pieces[0].content.partition(b"\r\n")[0].decode("latin-1")[:200] if self.pieces else ""
 
+    @property
+    def method(self) -> str:
+        """The method of a well-formed request."""
+        return self.line.partition(" ")[0]
+
     def sent(self, keys: Mapping[Caller, str]) -> list[Piece]:
         """The pieces with the callers' keys in place of their placeholders."""
         return [Piece(_filled(piece.content, keys), piece.after_s) for piece in self.pieces]
@@ -77,8 +82,8 @@ def call(
     caller: Caller = Caller.STRANGER,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A well-formed request after which the server closes the connection."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: fuzz", "Connection: close"]
+    """A well-formed request."""
+    lines = [f"{method} {target} HTTP/1.1", "Host: fuzz"]
     if caller is not Caller.NOBODY:
         lines.append(f"Authorization: Bearer {caller.placeholder}")
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import io
+import re
 import socket
 import struct
 import time
@@ -16,6 +17,10 @@ from loadtest.fuzz.requests import Caller, Request
 
 _RESET = struct.pack("ii", 1, 0)
 _MOST_BYTES = 16 * 1024 * 1024
+_MOST_HEAD = 65_536
+_BODILESS = re.compile(rb"HTTP/1\.1 (204|304)")
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 _RUDE_PATIENCE_S = 3.0
 """A rude client that gets no answer leaves after this long: it may have asked for nothing."""
 
@@ -23,6 +28,7 @@ _RUDE_PATIENCE_S = 3.0
 class End(StrEnum):
     """How a connection ended."""
 
+    ANSWERED = "answered"
     CLOSED = "closed by the stack"
     LEFT = "left by the client"
     RESET = "reset by the stack"
@@ -75,8 +81,7 @@ class Sender:
             async with asyncio.timeout(patience):
                 end = await self._exchange(request, received)
         ended = time.monotonic()
-        method = "HEAD" if request.line.startswith("HEAD ") else "GET"
-        return Outcome(end, parsed(bytes(received), method), begun, ended)
+        return Outcome(end, parsed(bytes(received), request.method), begun, ended)
 
     async def _exchange(self, request: Request, received: bytearray) -> End:
         try:
@@ -87,6 +92,9 @@ class Sender:
         try:
             while chunk := await reader.read(65_536):
                 received += chunk[: max(0, _MOST_BYTES - len(received))]
+                # Rude requests may get several answers.
+                if not request.rude and _is_whole(received, request.method):
+                    return End.ANSWERED
             return End.CLOSED
         except OSError:
             return End.RESET
@@ -121,6 +129,18 @@ class _Unclosed(io.BytesIO):
 
     def close(self) -> None:
         """Stay open for the next answer."""
+
+
+def _is_whole(received: bytearray, method: str) -> bool:
+    """Return whether these bytes are a whole answer. One without a length is whole when the connection ends."""
+    head, end, _ = bytes(received[:_MOST_HEAD]).partition(b"\r\n\r\n")
+    if not end or head.startswith(b"HTTP/1.1 1"):
+        return False
+    if method == "HEAD" or _BODILESS.match(head):
+        return True
+    if length := _LENGTH.search(head):
+        return len(received) - len(head) - len(end) >= int(length.group(1))
+    return bool(_CHUNKED.search(head)) and received.endswith(b"0\r\n\r\n")
 
 
 def parsed(received: bytes, method: str = "GET") -> tuple[Answer, ...]:

@@ -18,17 +18,13 @@ def faults(request: Request, outcome: Outcome) -> Iterator[str]:
     for answer in outcome.answers:
         yield from _faults_of(answer)
         if not request.rude and answer.status >= _LEAST_ERROR:
-            if (
-                answer.status < _LEAST_SERVER_ERROR
-                and not _is_error(answer)
-                and request.line.partition(" ")[0] != "HEAD"
-            ):
+            if answer.status < _LEAST_SERVER_ERROR and not _is_error(answer) and request.method != "HEAD":
                 yield f"HTTP {answer.status} without the API's error body"
             if outcome.seconds > request.refused_within_s:
                 yield f"a refusal (HTTP {answer.status}) took over {request.refused_within_s:g} s"
     if request.rude or request.leaves_s is not None:
         return
-    if outcome.end is not End.CLOSED:
+    if outcome.end not in (End.ANSWERED, End.CLOSED):
         yield f"the connection ended {outcome.end}" if outcome.end is not End.REFUSED else "no connection"
     elif not outcome.answers:
         yield "the connection was closed without an answer"
