@@ -21,7 +21,7 @@ from loadtest.fuzz.fuzzed_stack import OWN_KEYS, Keys, new_stack
 from loadtest.fuzz.keeper import kept
 from loadtest.fuzz.replay import Repeated, Replay
 from loadtest.fuzz.sender import Sender
-from loadtest.fuzz.sources import LANES, REAL
+from loadtest.fuzz.sources import REAL, lanes_of
 from loadtest.fuzz.watcher import Watcher
 from loadtest.reporting.run_facts import folder_for_now
 from loadtest.soak.memory import StackProcesses
@@ -44,7 +44,7 @@ def fuzz(
     judge_key: Annotated[str, typer.Option(envvar="RAGTREE_FUZZ_JUDGE_KEY", help="With --url: another tenant's.")] = "",
     admin_key: Annotated[str, typer.Option(envvar="RAGTREE_FUZZ_ADMIN_KEY", help="With --url.")] = "",
     files: Annotated[list[Path] | None, typer.Option(help="Folder of more real files. May be repeated.")] = None,
-    lane: Annotated[list[str] | None, typer.Option(help="Only these lanes. May be repeated. Default: all.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this lane or source. May be repeated.")] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Most inputs of each lane.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Send what a folder keeps again, one input at a time.")] = None,
     report_dir: Annotated[Path, typer.Option(help="Folder for the folders of runs.")] = Path("loadtest-reports"),
@@ -59,9 +59,7 @@ def fuzz(
     try:
         folder = folder_for_now(report_dir, "fuzz-")
         chosen = seed if seed is not None else secrets.randbelow(2**31)
-        lanes = [each for each in LANES if not lane or each.name in lane]
-        if lane and len(lanes) < len(set(lane)):
-            raise BadOption(f"--lane knows {', '.join(each.name for each in LANES)}")
+        lanes = lanes_of(only or ())
         settings = FuzzSettings(chosen, minutes * 60, (*REAL, *(files or ())), most=most, lanes=lanes)
         with _target(url, Keys(stranger_key, judge_key, admin_key), folder) as target:
             if replay is not None:

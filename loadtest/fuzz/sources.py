@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from loadtest.errors import BadOption
 from loadtest.fuzz.drawing import Strategies
 from loadtest.fuzz.files.uploads import file_uploads, real_files
 from loadtest.fuzz.inputs import questions, routes, schemas, wire
@@ -29,6 +30,20 @@ LANES = (
     Lane("wire", ("wire",), 6),
 )
 """As many questions at once as the stranger's key may have under way, so that few of them are refused for that."""
+
+
+def lanes_of(only: Sequence[str]) -> list[Lane]:
+    """The lanes and sources of these names; all of them without names. Raises BadOption."""
+    known = {name for lane in LANES for name in (lane.name, *lane.sources)}
+    if unknown := sorted(set(only) - known):
+        raise BadOption(f"no lane or source is named {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    chosen = []
+    for lane in LANES:
+        whole = not only or lane.name in only
+        sources = lane.sources if whole else tuple(source for source in lane.sources if source in only)
+        if sources:
+            chosen.append(lane._replace(sources=sources))
+    return chosen
 
 
 def strategies(openapi: dict[str, Any], model: str, judged_tenant: str, folders: Sequence[Path]) -> Strategies:

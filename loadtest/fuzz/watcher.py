@@ -22,6 +22,8 @@ _STALL_S = 1.0
 _PROBE_TIMEOUT_S = 20.0
 _MIB = 2**20
 _MOST_GROWTH = 512 * _MIB
+_ENGINES_GROWTH = 2048 * _MIB
+"""An engine touches its KV cache little by little."""
 
 
 class Memory(NamedTuple):
@@ -123,10 +125,14 @@ class Watcher:
     def _note(self, pid: int, name: str, rss: int) -> None:
         known = self._memory.get((name, pid), Memory(rss, rss, rss))
         self._memory[name, pid] = Memory(known.first, max(known.most, rss), rss)
-        since = self._grown_from.setdefault(pid, rss)
-        if rss - since > _MOST_GROWTH:
+        if not self._ready.is_set():
+            # It still loads its model, its indexes or its store.
             self._grown_from[pid] = rss
-            self._harmed(f"the memory of {name} grew by over {_MOST_GROWTH // _MIB} MiB")
+            return
+        most = _ENGINES_GROWTH if "EngineCore" in name else _MOST_GROWTH
+        if rss - self._grown_from.setdefault(pid, rss) > most:
+            self._grown_from[pid] = rss
+            self._harmed(f"the memory of {name} grew by over {most // _MIB} MiB")
 
     def _probe(self) -> None:
         begun = time.monotonic()

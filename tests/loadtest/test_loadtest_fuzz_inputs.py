@@ -6,12 +6,13 @@ from random import Random
 
 import pytest
 
+from loadtest.errors import BadOption
 from loadtest.fuzz.drawing import Drawing, examples
 from loadtest.fuzz.files.packages import repackaged
 from loadtest.fuzz.files.samples import MAKERS, sample
 from loadtest.fuzz.files.uploads import damaged, real_files, upload
 from loadtest.fuzz.requests import Caller, Input, Piece, Request, call, json_call
-from loadtest.fuzz.sources import LANES, strategies
+from loadtest.fuzz.sources import LANES, lanes_of, strategies
 from protocol.errors import RagtreeError
 from retriever.loaders.registry import LOADERS, LoaderRegistry
 
@@ -141,3 +142,12 @@ def test_real_files_are_uploaded_too():
     sent = [upload(Random(number), real) for number in range(60)]
     assert all(given.files == 1 for given in sent)
     assert any(real[0].content in body or b"RAGTree" in body for body in bodies(sent))
+
+
+def test_a_campaign_may_try_some_lanes_or_sources_only():
+    assert lanes_of([]) == list(LANES)
+    questions, wire = lanes_of(["wire", "schemas", "leaving"])
+    assert (questions.name, questions.sources) == ("questions", ("schemas", "leaving"))
+    assert wire == LANES[-1]
+    with pytest.raises(BadOption, match=r"no lane or source is named x; there are .*wire"):
+        lanes_of(["x"])
