@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from loadtest.fuzz.drawing import Drawing
@@ -12,7 +13,7 @@ from loadtest.fuzz.keeper import Keeper
 from loadtest.fuzz.requests import Drawn, Request
 from loadtest.fuzz.sender import Outcome, Sender
 from loadtest.fuzz.sources import Lane
-from loadtest.fuzz.verdicts import faults
+from loadtest.fuzz.verdicts import ENGINE_DIED, faults
 from loadtest.fuzz.watcher import Watcher
 
 _RECENT_S = 2.0
@@ -94,7 +95,8 @@ class Campaign:
             pass
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await watching
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
@@ -132,11 +134,13 @@ class Campaign:
             for fault in faults(request, outcome)
         )
         if found:
+            suspects = self._trace.suspects()
             await asyncio.sleep(_SETTLED_S)
             # With a process that has ended, all requests end. What ended it is among its suspects.
             if not self._watcher.died_since(min(outcome.begun for outcome in outcomes) - AFTERMATH_S):
                 for fault in found:
-                    self._keeper.keep(fault, [drawn])
+                    # The engine may have died by any request that it had.
+                    self._keeper.keep(fault, suspects if ENGINE_DIED in fault else [drawn])
 
     async def _send(self, request: Request) -> Outcome:
         if request.starts_s:

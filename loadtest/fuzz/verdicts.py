@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from loadtest.fuzz.requests import Request
 from loadtest.fuzz.sender import Answer, End, Outcome
 
+ENGINE_DIED = "engine_died"
+"""The code of an answer whose engine died. Its request need not be what the engine died of."""
+
 _DEFECTS = re.compile(rb'"code":\s*"(internal_error|engine_died)"')
 _ERROR_FIELDS = {"message", "type", "param", "code"}
 _REFUSALS = {429, 503}

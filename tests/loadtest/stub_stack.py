@@ -8,13 +8,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class StubStack:
-    """Answers every question with ``answer`` from ``sources``, and ``/broken`` with ``broken``, a status."""
+    """Answers every question with ``answer`` from ``sources``, and ``/broken`` with a status and an error code."""
 
     def __init__(self) -> None:
         self.answer = "Twelve barrels."
         self.sources = ["0"]
         self.collections = ["default"]
-        self.broken = 500
+        self.broken, self.code = 500, "internal_error"
         self.ready = True
         self.url = ""
 
@@ -27,7 +27,7 @@ def _handler(stack: StubStack):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             if self.path == "/broken":
-                self._json({"error": {"code": "internal_error"}}, stack.broken)
+                self._json({"error": {"code": stack.code}}, stack.broken)
             elif self.path == "/v1/collections":
                 self._json({"data": [{"name": name} for name in stack.collections]})
             elif "/documents?" in self.path:

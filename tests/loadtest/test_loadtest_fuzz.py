@@ -128,6 +128,22 @@ async def test_server_error_is_kept_and_comes_again_when_it_is_repeated(stack, t
     await judge.close()
 
 
+async def test_all_requests_of_an_engine_that_died_are_suspects(stack, tmp_path):
+    stack.code = "engine_died"
+    watcher = Watcher(stack.url, None, lambda what: None)
+    judge = Judge(stack.url, "key", 1, lambda what: None)
+    await judge.learn()
+    watcher.start()
+    drawing = FixedDrawing(one(call("GET", "/broken")))
+    campaign = Campaign(drawing, Sender(stack.url, {}), watcher, judge, Keeper(tmp_path), Trace())
+    await campaign.attack([Lane("only", ("broken",), 3)], 20, 0.1, most=3)
+    first = kept(tmp_path)[0]
+    assert first.what == "HTTP 500 engine_died"
+    assert {drawn.number for drawn in first.inputs} == {0, 1, 2}
+    watcher.close()
+    await judge.close()
+
+
 async def test_nothing_is_sent_while_the_stack_is_not_ready(stack, tmp_path):
     stack.ready = False
     watcher = Watcher(stack.url, None, lambda what: None)
