@@ -105,6 +105,8 @@ class FuzzRun:
             progress.cancel()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+            # asyncio leaves SIGTERM to the kernel, which would leave the stack behind.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def _interrupt(self, attack: "asyncio.Task[None]") -> None:
         self._interrupted = True
