@@ -91,7 +91,7 @@ class Composition:
             runs=runs,
             searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
             ingested=self._ingested,
-            forgetting=Forgetting(parts.retriever, parts.controller, settings),
+            forgetting=Forgetting(parts.retriever, parts.controller, settings, readiness, metrics),
             warm_ups=WarmUps(past, replay),
             precomputations=Precomputations(parts, idle, past=past, replay=replay, donors=donors, metrics=metrics),
             readiness=readiness,

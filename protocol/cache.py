@@ -2,7 +2,7 @@
 
 import msgspec
 
-from protocol.revisions import StoreRevision
+from protocol.retrieval import StoreRevision
 from protocol.tiers import Tier
 
 

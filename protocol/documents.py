@@ -6,8 +6,7 @@ import msgspec
 
 from protocol.filters import Attributes
 from protocol.graph import GraphState, Triplet
-from protocol.retrieval import SearchKind
-from protocol.revisions import StoreRevision
+from protocol.retrieval import SearchKind, StoreRevision
 
 
 class DocumentUpload(msgspec.Struct, frozen=True):
@@ -61,13 +60,14 @@ class Orphan(msgspec.Struct, frozen=True):
     """Content of a chunk that no document of its tenant has any more. Its KV still has to be deleted.
 
     ``number`` is never reused: content that returns and goes again is a new orphan. The content went with the revision
-    ``gone_at`` of its store.
+    ``gone_at`` of its store. There were ``attempts`` to delete the KV outside of a request.
     """
 
     number: int
     tenant: str
     content_hash: str
     gone_at: StoreRevision
+    attempts: int = 0
 
 
 class CollectionInfo(msgspec.Struct, frozen=True):

@@ -100,7 +100,16 @@ class Retriever(Protocol):
         """Return the orphans of a deleted document, or of a document's replaced versions; reads only."""
 
     async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
-        """Return the oldest orphans of all tenants that are at least ``older_than_s`` seconds old; reads only."""
+        """Return the oldest orphans of all tenants that are at least ``older_than_s`` seconds old; reads only.
+
+        Those that are given up are left out.
+        """
+
+    async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Count an attempt to delete the KV of each; durable on return. Raises StorageFull."""
+
+    async def give_up_orphans(self, orphans: Sequence[Orphan], reason: str) -> None:
+        """Give up deleting the KV of orphans, unless somebody asks again. Idempotent. Raises StorageFull."""
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Remove orphans whose KV is deleted. Idempotent. Raises StorageFull."""

@@ -8,7 +8,7 @@ from protocol.cache import TierStats
 from protocol.dependency import DependencyTrees
 from protocol.kv import LostCopy, Move, Pages, PeerCopy, PeerRead
 from protocol.prompts import Prompt
-from protocol.revisions import Revisions
+from protocol.retrieval import Revisions
 from protocol.tiers import Tier
 
 

@@ -1,15 +1,21 @@
-"""Background work: what runs, or is repeated, while a context is open."""
+"""Background work: what runs, or is repeated, while a context is open, and how often it is tried."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
 
 from protocol.errors import RagtreeError
 
 log = structlog.get_logger(__name__)
+
+MOST_ATTEMPTS = 3
+"""Work is given up after so many attempts, whatever has ended them, and what is behind it goes on."""
+
+K = TypeVar("K", bound=Hashable)
 
 
 @asynccontextmanager
@@ -43,3 +49,25 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float | Callable
             defect = None if isinstance(error, RagtreeError) else error
             name = getattr(work, "__qualname__", repr(work))
             log.warning("repeated_work_failed", work=name, error=repr(error), exc_info=defect)
+
+
+class Attempts(Generic[K]):
+    """Counts the attempts at each work of a queue in memory, before they begin: they may kill who does the work.
+
+    A durable queue keeps its counts beside its work.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[K] = Counter()
+
+    def exhausted(self, work: K) -> bool:
+        """Whether there were as many attempts as there may be."""
+        return self._counts[work] >= MOST_ATTEMPTS
+
+    def count(self, work: K) -> None:
+        """Count an attempt."""
+        self._counts[work] += 1
+
+    def forget(self, work: K) -> None:
+        """Forget the attempts at work that has succeeded, or that is given up."""
+        self._counts.pop(work, None)

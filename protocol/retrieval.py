@@ -1,13 +1,30 @@
 """Search requests, and the stages of their results."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from protocol.filters import Attributes, Filter
 from protocol.graph import GraphMode, Subgraph
-from protocol.revisions import Revisions, StoreRevision
+
+
+class StoreRevision(msgspec.Struct, frozen=True):
+    """The state of a store of documents right after the deletion with this ``number``; 0 is before the first one.
+
+    Revisions order searches and deletions, which clocks cannot.
+
+    A store numbers the contents that it loses, in the transaction that loses them, and uses no number twice. ``store``
+    is its name, which it keeps as long as its data. One that is made anew has another name. Revisions of two stores
+    have no order.
+    """
+
+    store: str
+    number: int
+
+
+Revisions: TypeAlias = tuple[StoreRevision, ...]
+"""One of each store that documents were read from."""
 
 
 class SearchKind(StrEnum):

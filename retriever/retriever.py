@@ -209,9 +209,17 @@ class Retriever:
         """Return the oldest orphans that are at least ``older_than_s`` seconds old."""
         return await self._read(self._orphans.older_than, older_than_s, limit)
 
+    async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Count an attempt to delete the KV of each. Raises StorageFull."""
+        await self._change(self._write, self._orphans.attempt, orphans)
+
+    async def give_up_orphans(self, orphans: Sequence[Orphan], reason: str) -> None:
+        """Give up deleting the KV of orphans. Raises StorageFull."""
+        await self._change(self._write, self._orphans.give_up, orphans, reason)
+
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Remove orphans from the list. Raises StorageFull."""
-        await self._change(self._forget, orphans)
+        await self._change(self._write, self._orphans.forget, orphans)
 
     async def stats(self) -> RetrieverStats:
         """Return counters since the start, and gauges."""
@@ -270,9 +278,9 @@ class Retriever:
         with self._database.write() as transaction:
             self._documents.put_collection(transaction, tenant, collection, search)
 
-    def _forget(self, orphans: Sequence[Orphan]) -> None:
+    def _write(self, call: Callable[Concatenate[Transaction, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         with self._database.write() as transaction:
-            self._orphans.forget(transaction, orphans)
+            call(transaction, *args, **kwargs)
 
     def _shut_down(self) -> None:
         self._search_pool.shutdown()

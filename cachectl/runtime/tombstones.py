@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from protocol.revisions import Revisions, StoreRevision
+from protocol.retrieval import Revisions, StoreRevision
 
 _REMEMBERED = 10_000
 """Deletions of single contents."""

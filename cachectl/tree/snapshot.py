@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from protocol.revisions import Revisions, StoreRevision
+from protocol.retrieval import Revisions, StoreRevision
 
 if TYPE_CHECKING:
     from cachectl.nodes.node import Node

@@ -11,8 +11,7 @@ from gateway.limits.auth import namespace_of
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse
 from protocol.prompts import ChatMessage, Prompt
-from protocol.retrieval import Chunk
-from protocol.revisions import StoreRevision
+from protocol.retrieval import Chunk, StoreRevision
 
 
 class Donor(NamedTuple):

@@ -94,6 +94,11 @@ class GatewayMetrics:
             "Searches that ended without the results of a lost or slow shard.",
             registry=registry,
         )
+        self._deletions_given_up = Counter(
+            "ragtree_deletions_given_up_total",
+            "Deleted contents whose KV could not be deleted in three attempts.",
+            registry=registry,
+        )
         self._rerank_failures = Counter(
             "ragtree_rerank_failures_total",
             "Searches whose results were not reranked although that was asked for, by reason.",
@@ -201,6 +206,10 @@ class GatewayMetrics:
     def partial(self) -> None:
         """Count a search that ended without the results of a shard."""
         self._partial.inc()
+
+    def deletions_given_up(self, contents: int) -> None:
+        """Count deleted contents whose KV nobody tries to delete any more."""
+        self._deletions_given_up.inc(contents)
 
     def admitted(self, queued_s: float, overtakes: int) -> None:
         """Record a query's admission."""

@@ -19,8 +19,7 @@ from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
-from protocol.retrieval import CandidateSet
-from protocol.revisions import Revisions
+from protocol.retrieval import CandidateSet, Revisions
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from protocol.errors import EngineDied
 from protocol.generation import GenerationStep
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
-from protocol.retrieval import CandidateSet
-from protocol.revisions import Revisions
+from protocol.retrieval import CandidateSet, Revisions
 
 log = structlog.get_logger(__name__)
 

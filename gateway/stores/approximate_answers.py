@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gateway.wire.reuse import Approximation
 from protocol.generation import Sampling
 from protocol.prompts import Prompt
-from protocol.revisions import Revisions
+from protocol.retrieval import Revisions
 
 _KEPT = 16
 

@@ -193,6 +193,16 @@ class ShardedRetriever:
             raise next(iter(lost.values()))
         return sorted(chain.from_iterable(found.values()), key=lambda orphan: orphan.number)[:limit]
 
+    async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
+        """Count an attempt to delete the KV of each, in their shards. Raises StorageFull."""
+        parts = by_shard(orphans, len(self._shards))
+        await self._shards.call(parts, lambda part, shard: shard.attempt_orphans(parts[part]))
+
+    async def give_up_orphans(self, orphans: Sequence[Orphan], reason: str) -> None:
+        """Give up deleting the KV of orphans, in their shards. Raises StorageFull."""
+        parts = by_shard(orphans, len(self._shards))
+        await self._shards.call(parts, lambda part, shard: shard.give_up_orphans(parts[part], reason))
+
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Remove orphans from the lists of their shards. Raises StorageFull."""
         parts = by_shard(orphans, len(self._shards))

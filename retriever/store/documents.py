@@ -9,8 +9,7 @@ import msgspec
 from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
 from protocol.errors import UnknownCollection, UnknownDocument
 from protocol.filters import Attributes
-from protocol.retrieval import SearchKind
-from protocol.revisions import StoreRevision
+from protocol.retrieval import SearchKind, StoreRevision
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import kind_of
 from retriever.store.incoming_document import IncomingDocument

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from protocol.documents import Orphan
-from protocol.revisions import StoreRevision
+from protocol.retrieval import StoreRevision
 from retriever.store.database import Transaction
 
 
@@ -59,9 +59,19 @@ class Orphans:
         return _orphans(transaction.execute(_ORPHANS + where, (tenant, collection, document_id)))
 
     def older_than(self, transaction: Transaction, seconds: float, limit: int) -> list[Orphan]:
-        """Return the oldest orphans that are at least this old."""
-        where = "WHERE id <= ? ORDER BY id LIMIT ?"
+        """Return the oldest orphans that are at least this old and not given up."""
+        where = "WHERE id <= ? AND given_up IS NULL ORDER BY id LIMIT ?"
         return _orphans(transaction.execute(_ORPHANS + where, (self._newest_before(transaction, seconds), limit)))
+
+    def attempt(self, transaction: Transaction, orphans: Sequence[Orphan]) -> None:
+        """Count an attempt to delete the KV of each."""
+        numbers = [(orphan.number,) for orphan in orphans]
+        transaction.executemany("UPDATE orphans SET attempts = attempts + 1 WHERE id = ?", numbers)
+
+    def give_up(self, transaction: Transaction, orphans: Sequence[Orphan], reason: str) -> None:
+        """List orphans no more for a sweep. They stay on the list of their document."""
+        reasons = [(reason, orphan.number) for orphan in orphans]
+        transaction.executemany("UPDATE orphans SET given_up = ? WHERE id = ?", reasons)
 
     def forget(self, transaction: Transaction, orphans: Sequence[Orphan]) -> None:
         """Remove orphans from the list. Removing one twice is no error."""
@@ -80,10 +90,11 @@ class Orphans:
             return number if seen_at <= now - seconds else 0
 
 
-_ORPHANS = "SELECT id, tenant, content_hash, (SELECT name FROM store) AS store FROM orphans "
+_ORPHANS = "SELECT id, tenant, content_hash, attempts, (SELECT name FROM store) AS store FROM orphans "
 
 
 def _orphans(rows: Iterable[sqlite3.Row]) -> list[Orphan]:
     return [
-        Orphan(row["id"], row["tenant"], row["content_hash"], StoreRevision(row["store"], row["id"])) for row in rows
+        Orphan(row["id"], row["tenant"], row["content_hash"], StoreRevision(row["store"], row["id"]), row["attempts"])
+        for row in rows
     ]

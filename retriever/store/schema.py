@@ -191,6 +191,9 @@ CREATE TABLE store (name TEXT NOT NULL);
 INSERT INTO store VALUES (lower(hex(randomblob(16))));
 -- How old an orphan is, only the process that saw it come can tell: clocks are set.
 ALTER TABLE orphans DROP COLUMN since;
+-- How often it was tried to delete the orphan's KV, and why that is given up. NULL: it is not.
+ALTER TABLE orphans ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE orphans ADD COLUMN given_up TEXT;
 """
 
 VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE, _TRIPLETS, _STORE)

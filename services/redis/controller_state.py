@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from cachectl.settings import MOST_SHARDS
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
-from protocol.revisions import Revisions
+from protocol.retrieval import Revisions
 from services.redis.link import RedisAway, RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.settings import RedisSettings

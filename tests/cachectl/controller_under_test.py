@@ -12,7 +12,7 @@ from protocol.cache import CachePath
 from protocol.kv import HeldNode, Pages
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
-from protocol.revisions import Revisions, StoreRevision
+from protocol.retrieval import Revisions, StoreRevision
 from protocol.tiers import Tier
 
 TOKENS = 10

@@ -57,8 +57,16 @@ from protocol.plans import (
     Reuse,
     SpeculationDecision,
 )
-from protocol.retrieval import CandidateSet, Chunk, DocumentChunks, Lines, Reranking, SearchKind, SearchRequest
-from protocol.revisions import StoreRevision
+from protocol.retrieval import (
+    CandidateSet,
+    Chunk,
+    DocumentChunks,
+    Lines,
+    Reranking,
+    SearchKind,
+    SearchRequest,
+    StoreRevision,
+)
 from protocol.tiers import Tier
 from retriever.loaders.registry import LOADERS
 
@@ -123,6 +131,7 @@ class FakeRetriever:
         self.batches: list[bytes] = []
         self.deleted: dict[tuple[str, str, str], Orphan] = {}
         self.orphaned: list[Orphan] = []
+        self.given_up: dict[int, str] = {}
         self.revision = StoreRevision("fake", 0)
         self.missing_shards: tuple[str, ...] = ()
         self.reranking: Reranking | None = None
@@ -230,14 +239,25 @@ class FakeRetriever:
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
         orphan = self.deleted.get((tenant, collection, document_id))
-        return [orphan] if orphan in self.orphaned else []
+        return [one for one in self.orphaned if orphan is not None and one.number == orphan.number]
 
     async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
         await self.phases.enter("orphans")
-        return self.orphaned[:limit]
+        return [orphan for orphan in self.orphaned if orphan.number not in self.given_up][:limit]
+
+    async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
+        tried = {orphan.number for orphan in orphans}
+        self.orphaned = [
+            msgspec.structs.replace(orphan, attempts=orphan.attempts + (orphan.number in tried))
+            for orphan in self.orphaned
+        ]
+
+    async def give_up_orphans(self, orphans: Sequence[Orphan], reason: str) -> None:
+        self.given_up.update((orphan.number, reason) for orphan in orphans)
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
-        self.orphaned = [orphan for orphan in self.orphaned if orphan not in orphans]
+        forgotten = {orphan.number for orphan in orphans}
+        self.orphaned = [orphan for orphan in self.orphaned if orphan.number not in forgotten]
 
     def _info(self, collection: str, rank: int) -> DocumentInfo:
         return DocumentInfo(f"d{rank}", collection, f"d{rank}.txt", None, "h", 10, 1, {}, 1.0, 1.0)

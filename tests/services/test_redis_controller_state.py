@@ -7,7 +7,7 @@ from redis_cases import linked
 
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot
-from protocol.revisions import StoreRevision
+from protocol.retrieval import StoreRevision
 from services.redis.controller_state import RedisControllerState
 
 NOTHING = Snapshot()

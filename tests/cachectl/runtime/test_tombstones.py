@@ -6,7 +6,7 @@ import pytest
 
 from cachectl.runtime import tombstones as module
 from cachectl.runtime.tombstones import Tombstones
-from protocol.revisions import StoreRevision
+from protocol.retrieval import StoreRevision
 
 
 @pytest.fixture

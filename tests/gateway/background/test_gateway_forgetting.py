@@ -4,14 +4,17 @@ import asyncio
 
 import pytest
 from gateway_fakes import Stack, eventually
+from prometheus_client import CollectorRegistry
 
 from gateway.background.forgetting import Forgetting
 from gateway.limits.auth import namespace_of
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from protocol.cache import DocumentDeletion
 from protocol.documents import Orphan
-from protocol.errors import DeadlineExceeded, Unavailable
-from protocol.revisions import StoreRevision
+from protocol.errors import DeadlineExceeded, EngineNotReady, Unavailable
+from protocol.retrieval import StoreRevision
 
 HERE = "/v1/collections/default/documents"
 DROPPED = DocumentDeletion(("hash1",), namespace_of("default"), StoreRevision("fake", 1))
@@ -64,13 +67,16 @@ async def test_shared_contents_are_kept(served):
     assert served.stack.controller.deletions == []
 
 
-def forgetting(stack: Stack, **settings: float) -> Forgetting:
-    return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings))
+async def forgetting(stack: Stack, registry: CollectorRegistry | None = None, **settings: float) -> Forgetting:
+    readiness = Readiness(stack.retriever, stack.controller, stack.generator, 1.0, 1.0)
+    await readiness.check()
+    metrics = GatewayMetrics(registry or CollectorRegistry())
+    return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings), readiness, metrics)
 
 
 async def test_sweep_drops_by_tenant_and_store_and_forgets_dropped_orphans(stack: Stack):
     stack.retriever.orphaned = [orphan(1), orphan(2, "default"), orphan(3), orphan(4, store="other")]
-    await forgetting(stack).sweep()
+    await (await forgetting(stack)).sweep()
     assert set(stack.controller.deletions) == {
         DocumentDeletion(("hash1", "hash3"), namespace_of("acme"), StoreRevision("fake", 3)),
         DocumentDeletion(("hash2",), namespace_of("default"), StoreRevision("fake", 2)),
@@ -82,9 +88,70 @@ async def test_sweep_drops_by_tenant_and_store_and_forgets_dropped_orphans(stack
 async def test_failed_sweep_keeps_its_orphans(stack: Stack):
     stack.retriever.orphaned = [orphan(1)]
     stack.phases.failing["drop"] = Unavailable("away")
-    with pytest.raises(Unavailable):
-        await forgetting(stack).sweep()
+    await (await forgetting(stack)).sweep()
+    assert [(one.number, one.attempts) for one in stack.retriever.orphaned] == [(1, 1)]
+
+
+async def test_nothing_is_tried_while_a_part_is_away(stack: Stack):
+    stack.retriever.orphaned = [orphan(1)]
+    stack.phases.failing["engine_ready"] = EngineNotReady("loading")
+    await (await forgetting(stack)).sweep()
     assert stack.retriever.orphaned == [orphan(1)]
+
+
+def poisoned(stack: Stack, content: str, error: BaseException) -> None:
+    """Have every deletion of this content fail."""
+    delete = stack.controller.delete_document
+
+    async def failing(deletion: DocumentDeletion) -> int:
+        # It was counted before.
+        assert all(one.attempts for one in stack.retriever.orphaned if one.content_hash in deletion.contents)
+        if content in deletion.contents:
+            raise error
+        return await delete(deletion)
+
+    stack.controller.delete_document = failing
+
+
+async def test_what_cannot_be_deleted_is_given_up_and_what_is_behind_it_goes_on(stack: Stack):
+    stack.retriever.orphaned = [orphan(number) for number in range(1, 6)] + [orphan(6, "default")]
+    poisoned(stack, "hash2", Unavailable("the disk is read-only"))
+    registry = CollectorRegistry()
+    sweeper = await forgetting(stack, registry)
+    left = []
+    for _ in range(5):
+        await sweeper.sweep()
+        left.append([one.number for one in stack.retriever.orphaned])
+    assert left == [[1, 2, 3, 4, 5], [2], [2], [2], [2]]
+    assert stack.retriever.given_up == {2: "the disk is read-only"}
+    assert stack.retriever.orphaned[0].attempts == 3
+    assert registry.get_sample_value("ragtree_deletions_given_up_total") == 1
+
+
+async def test_an_attempt_that_ends_with_its_process_counts(stack: Stack):
+    stack.retriever.orphaned = [orphan(1), orphan(2)]
+    poisoned(stack, "hash1", asyncio.CancelledError())
+    for _ in range(3):
+        with pytest.raises(asyncio.CancelledError):
+            await (await forgetting(stack)).sweep()
+    await (await forgetting(stack)).sweep()
+    await (await forgetting(stack)).sweep()
+    assert [one.number for one in stack.retriever.orphaned] == [1]
+    assert stack.retriever.given_up == {1: "its last attempt ended with a process"}
+
+
+async def test_who_asks_for_a_deletion_again_has_it_tried_again(served):
+    stack = served.stack
+    stack.phases.failing["drop"] = Unavailable("the disk is read-only")
+    assert (await served.client.delete(f"{HERE}/d1")).status_code == 503
+    sweeper = served.app.state.gateway.forgetting
+    for _ in range(3):
+        await sweeper.sweep()
+    assert stack.retriever.given_up == {1: "the disk is read-only"}
+    stack.phases.failing.clear()
+    assert (await served.client.delete(f"{HERE}/d1")).status_code == 404
+    assert stack.controller.deletions == [DROPPED]
+    assert stack.retriever.orphaned == []
 
 
 async def test_sweep_waits_for_the_query_timeout(stack: Stack):
@@ -95,7 +162,7 @@ async def test_sweep_waits_for_the_query_timeout(stack: Stack):
         return []
 
     stack.retriever.orphans = orphans
-    await forgetting(stack, query_timeout_s=7.0).sweep()
+    await (await forgetting(stack, query_timeout_s=7.0)).sweep()
     assert asked == [7.0]
 
 

@@ -28,8 +28,7 @@ from protocol.generation import Sampling
 from protocol.kv import LostCopy
 from protocol.plans import PlanOutcome
 from protocol.prompts import ChatMessage
-from protocol.retrieval import SearchRequest
-from protocol.revisions import StoreRevision
+from protocol.retrieval import SearchRequest, StoreRevision
 from protocol.tiers import Tier
 
 

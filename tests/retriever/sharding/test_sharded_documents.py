@@ -23,7 +23,7 @@ from protocol.errors import (
     UnknownJob,
 )
 from protocol.filters import Comparison, Compound
-from protocol.revisions import StoreRevision
+from protocol.retrieval import StoreRevision
 from retriever.settings import ShardSettings
 from retriever.sharding.batch_splitter import split_batch
 from retriever.sharding.document_placement import shard_of

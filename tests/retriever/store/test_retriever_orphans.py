@@ -177,3 +177,21 @@ async def test_revisions_rise_with_each_content_that_goes_survive_a_restart_and_
         await put(retriever, "a", "first")
         (other,) = (await search(retriever, "first")).revisions
     assert other.store != seen[0].store
+
+
+async def test_attempts_survive_a_restart_and_what_is_given_up_is_listed_for_its_document_only(tmp_path):
+    async with running(tmp_path) as retriever:
+        await put(retriever, "a", "elephant")
+        await retriever.delete_document(TENANT, "default", "a")
+        await retriever.attempt_orphans(await retriever.orphans(0.0, 9))
+    async with running(tmp_path) as retriever:
+        (orphan,) = await retriever.orphans(0.0, 9)
+        assert orphan.attempts == 1
+        for _ in range(2):
+            await retriever.give_up_orphans([orphan], "the disk is read-only")
+        assert await retriever.orphans(0.0, 9) == []
+        assert await retriever.orphans_of(TENANT, "default", "a") == [orphan]
+        await put(retriever, "a", "elephant")
+        await retriever.delete_document(TENANT, "default", "a")
+        (again,) = await retriever.orphans(0.0, 9)
+        assert (again.number, again.attempts) == (orphan.number + 1, 0)

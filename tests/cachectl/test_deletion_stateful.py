@@ -22,8 +22,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import DocumentDeletion, TreeNode
 from protocol.documents import Orphan
-from protocol.retrieval import Lines
-from protocol.revisions import Revisions
+from protocol.retrieval import Lines, Revisions
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
