@@ -11,8 +11,11 @@ from prometheus_client import CollectorRegistry
 from gateway.composition import Composition
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.cross_site import CrossSite
+from gateway.middleware.identity import Identity
 from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
+from gateway.middleware.slow_readers import SlowReaders
+from gateway.middleware.unread_body import UnreadBody
 from gateway.query.tracing import Tracing
 from gateway.routes import admin, docs, documents, graph, health, page, query, search
 from gateway.routes.dependencies import Gateway
@@ -72,7 +75,10 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware, innermost first."""
     settings = gateway.settings
     app.add_middleware(BodyLimit, settings=settings, metrics=gateway.metrics)
+    app.add_middleware(SlowReaders, send_timeout_s=settings.send_timeout_s)
     app.add_middleware(OpenRequests, settings=settings, metrics=gateway.metrics)
+    app.add_middleware(Identity, keyring=gateway.keyring, metrics=gateway.metrics, retry_after_s=settings.retry_after_s)
+    app.add_middleware(UnreadBody)
     if not gateway.keyring.needs_key:
         app.add_middleware(CrossSite, retry_after_s=settings.retry_after_s)
     app.add_middleware(RequestContext, metrics=gateway.http_metrics, retry_after_s=settings.retry_after_s)

@@ -38,6 +38,7 @@ class Readiness:
         self._engine: EngineInfo | None = None
         # A check between two intervals.
         self._extra_check: asyncio.Task[None] | None = None
+        self._whole_check: asyncio.Task[None] | None = None
         self._missing: dict[str, RagtreeError] = {
             "engine": EngineNotReady("The engine is starting."),
             "retriever": RetrieverNotReady("The retriever is starting."),
@@ -74,7 +75,12 @@ class Readiness:
             self._extra_check = asyncio.create_task(self._check_engine())
 
     async def check(self) -> None:
-        """Check all parts now."""
+        """Check all parts now. Whoever asks meanwhile waits for the same check."""
+        if self._whole_check is None or self._whole_check.done():
+            self._whole_check = asyncio.create_task(self._check_all())
+        await asyncio.shield(self._whole_check)
+
+    async def _check_all(self) -> None:
         await asyncio.gather(self._check_engine(), self._check_retriever(), self._check_controller())
         self._log_change()
 
@@ -93,8 +99,9 @@ class Readiness:
             ):
                 yield
         finally:
-            if self._extra_check is not None:
-                self._extra_check.cancel()
+            for check in (self._extra_check, self._whole_check):
+                if check is not None:
+                    check.cancel()
 
     def _pause_s(self, part: str) -> float:
         return self._interval_s / (_OFTENER if part in self._missing else 1)

@@ -127,6 +127,11 @@ class GatewaySettings(BaseModel):
     readiness_timeout_s: float = Field(5.0, gt=0, description="Time for a part to answer a readiness check.")
     drain_s: float = Field(10.0, ge=0, description="How long shutdown waits for leases to be released.")
 
+    @property
+    def several_keys(self) -> bool:
+        """Whether callers with different keys share the gateway."""
+        return len(self.api_keys) + (self.admin_key is not None) > 1
+
     @model_validator(mode="after")
     def _every_body_fits(self) -> Self:
         if self.max_bodies_bytes < max(self.max_document_bytes, self.max_query_bytes):

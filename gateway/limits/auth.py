@@ -1,7 +1,6 @@
 """Authentication by API key."""
 
 import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ _DIGEST_PREFIX = "sha256:"
 class Caller(NamedTuple):
     """The tenant, rights and limits of a request's key, and which KV its queries may use if they do not say.
 
-    ``owner`` identifies the key in quota counters. It is a digest that reveals neither the key nor the tenant.
+    ``owner`` identifies the key in quota counters. It is a digest that reveals neither the key nor the tenant. The
+    administrator's own key is ``only_admin``: it is valid for the admin routes, and for no others.
     """
 
     tenant: str
@@ -25,6 +25,7 @@ class Caller(NamedTuple):
     owner: str
     limits: Limits
     reuse: Reuse | None = None
+    only_admin: bool = False
 
     @property
     def namespace(self) -> str:
@@ -34,6 +35,9 @@ class Caller(NamedTuple):
 
 class Keyring:
     """The API keys, and the administrator's key, which is valid for the admin routes only. Stored as digests.
+
+    A key is found by its digest. How long that takes tells nothing about a key: whoever guesses one cannot choose its
+    digest. A wrong guess costs its sender a connection, but no caller can be locked out by it: keys have to be random.
 
     Raises ConfigError for a malformed digest, or a key that is configured twice.
     """
@@ -54,12 +58,12 @@ class Keyring:
                 raise ConfigError(f"An API key of tenant {key.tenant!r} is configured twice.", "api_keys")
             own = limits.overridden_by(key.limits)
             self._callers[digest] = Caller(key.tenant, key.admin, _owner_of(digest), own, key.reuse)
-        self._administrators = {digest: caller for digest, caller in self._callers.items() if caller.admin}
         if admin_key is not None:
             digest = _digest_of(admin_key, "The administrator's key", "admin_key")
             if digest in self._callers:
                 raise ConfigError("The administrator's key is also an API key; use a different one.", "admin_key")
-            self._administrators[digest] = Caller(default_tenant, True, _owner_of(digest), Limits())
+            self._callers[digest] = Caller(default_tenant, True, _owner_of(digest), Limits(), only_admin=True)
+        self.has_administrators = any(caller.admin for caller in self._callers.values())
 
     @classmethod
     def from_settings(cls, settings: GatewaySettings) -> "Keyring":
@@ -77,36 +81,51 @@ class Keyring:
         return self._open is None or not self._open.admin
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The caller with the key of the ``Authorization: Bearer`` header. Raises Unauthenticated."""
-        if self._open is not None:
-            return self._open
-        return self._found(headers, self._callers)
+        """The caller with the key of the ``Authorization: Bearer`` header. Raises Unauthenticated.
 
-    def administrator(self, headers: Mapping[str, str]) -> Caller:
-        """The administrator with the key of the header, or any caller if no key is configured.
-
-        Raises Unauthenticated for a missing or unknown key, and PermissionDenied for a key that is not an
-        administrator's, or if there are API keys but none for administrators.
+        Without API keys, that is everyone, and the administrator if the key is the administrator's.
         """
-        if self._open is not None and self._open.admin:
-            return self._open
-        if not self._administrators:
-            raise PermissionDenied("No administrator's key is configured; set gateway.admin_key.")
-        caller = self._found(headers, {**self._callers, **self._administrators})
-        if not caller.admin:
-            raise PermissionDenied("This request needs an administrator's key.")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else ""
+        found = self._callers.get(hashlib.sha256(given.encode()).digest()) if given else None
+        caller = found or self._open
+        if caller is None:
+            raise Unauthenticated("Unknown API key.") if given else _no_key()
         return caller
 
-    def _found(self, headers: Mapping[str, str], callers: Mapping[bytes, Caller]) -> Caller:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthenticated("No API key; send 'Authorization: Bearer <key>'.")
-        given = hashlib.sha256(key.strip().encode()).digest()
-        # Comparing digests in constant time reveals nothing about a key through timing.
-        found = [caller for digest, caller in callers.items() if hmac.compare_digest(digest, given)]
-        if not found:
-            raise Unauthenticated("Unknown API key.")
-        return found[0]
+    def api_caller(self, caller: Caller) -> Caller:
+        """As whom the caller uses other routes than the admin ones: without API keys, as everyone.
+
+        Raises Unauthenticated for the administrator's own key if there are API keys.
+        """
+        if self._open is not None:
+            return self._open
+        if caller.only_admin:
+            raise Unauthenticated("The administrator's key is valid for the admin routes only.")
+        return caller
+
+    def require_administrator(self, caller: Caller) -> None:
+        """Check that the caller may use the admin routes.
+
+        Raises PermissionDenied for a key that is not an administrator's, or if no administrator has one, and
+        Unauthenticated without a key.
+        """
+        if caller.admin:
+            return
+        if not self.has_administrators:
+            raise self.no_administrators()
+        if caller is self._open:
+            raise _no_key()
+        raise PermissionDenied("This request needs an administrator's key.")
+
+    @staticmethod
+    def no_administrators() -> PermissionDenied:
+        """The error of an admin request that no key would allow."""
+        return PermissionDenied("No administrator's key is configured; set gateway.admin_key.")
+
+
+def _no_key() -> Unauthenticated:
+    return Unauthenticated("No API key; send 'Authorization: Bearer <key>'.")
 
 
 def namespace_of(tenant: str) -> str:

@@ -4,30 +4,28 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.errors import Overloaded, RateLimited
+from gateway.limits.room import Room
+from protocol.errors import RateLimited
 
 
 class Concurrency:
-    """Slots for one kind of work, called ``what`` in messages. ``most`` bounds all callers of this gateway together."""
+    """Slots for one kind of work, called ``what`` in messages. ``room`` bounds all callers of this gateway together."""
 
-    def __init__(self, what: str, most: int | None = None) -> None:
+    def __init__(self, what: str, room: Room | None = None) -> None:
         self._what = what
-        self._most = most
+        self._room = room
         self._held = Counter[str]()
 
-    def __len__(self) -> int:
-        return self._held.total()
-
     @contextmanager
-    def slot(self, owner: str = "", most: int | None = None) -> Iterator[None]:
+    def slot(self, owner: str, most: int | None) -> Iterator[None]:
         """Hold a slot for the duration of the block.
 
-        Raises RateLimited if the owner holds ``most`` slots already, and Overloaded if all slots are taken.
+        Raises RateLimited if the owner holds ``most`` slots already, and what the room raises.
         """
         if most is not None and self._held[owner] >= most:
             raise RateLimited(f"This key has {most:,} running {self._what}, its limit; wait for one to end.")
-        if self._most is not None and len(self) >= self._most:
-            raise Overloaded(f"{self._most:,} {self._what} are running, the gateway's limit; try again later.")
+        if self._room is not None:
+            self._room.take(owner)
         self._held[owner] += 1
         try:
             yield
@@ -35,3 +33,5 @@ class Concurrency:
             self._held[owner] -= 1
             if not self._held[owner]:
                 del self._held[owner]
+            if self._room is not None:
+                self._room.give_back(owner)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.concurrency import Concurrency
+from gateway.limits.room import Room
 from gateway.limits.token_reservations import Reservation, TokenReservations
 from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
@@ -98,7 +99,9 @@ class Quotas:
     def __init__(self, windows: Windows, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
         self._windows = windows
         self._tasks = tasks
-        self._queries = Concurrency("queries", settings.max_concurrent_queries)
+        self._queries = Concurrency(
+            "queries", Room("running queries", settings.max_concurrent_queries, fair=settings.several_keys)
+        )
         self._uploads = Concurrency("uploads")
         self._reservations = TokenReservations()
 

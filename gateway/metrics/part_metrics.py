@@ -48,7 +48,13 @@ class Scrape:
 
     def __init__(self, *parts: PartMetrics[Any]) -> None:
         self._parts = parts
+        self._running: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Request all parts' statistics now."""
+        """Request all parts' statistics now. Whoever asks meanwhile waits for the same answers."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._ask_all())
+        await asyncio.shield(self._running)
+
+    async def _ask_all(self) -> None:
         await asyncio.gather(*(part.refresh() for part in self._parts))

@@ -2,33 +2,42 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.limits.room import Room
 from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.middleware.identity import caller_of
 from gateway.settings import GatewaySettings
-from gateway.wire.errors import error_response
-from protocol.errors import PayloadTooLarge
+from gateway.wire.errors import error_response, http_error
+from protocol.errors import Overloaded, PayloadTooLarge, RateLimited
 
 _MANY = re.compile(r"/v1/collections/[^/]+/documents|/v1/admin/cache/warm")
 """Paths that accept documents or logs of queries."""
-_FULL = "The memory for request bodies is full; try again later."
+_BEHIND = 0.1
+"""How far a body may be behind the slowest pace, as a share of ``body_timeout_s``."""
 
 
 class BodyLimit:
     """Refuses bodies over the limit of their path: before reading if the length is declared, else while reading.
 
     Received bytes count as held until their request is answered. A body is refused if its declared or received bytes
-    would raise the total over ``max_bodies_bytes``. For other bodies, only its received bytes count.
+    would raise the total over ``max_bodies_bytes``, or its caller's over a fair share of it. For other bodies, only
+    its received bytes count.
+
+    A body has ``body_timeout_s``. On the way it may be behind the slowest pace, that of the longest query in this time,
+    by a tenth of it: a sender of single bytes holds nothing for long.
     """
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        self._held = 0
+        self._room = Room("bytes of bodies", settings.max_bodies_bytes, fair=settings.several_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -42,39 +51,53 @@ class BodyLimit:
             error = PayloadTooLarge(_message(limit))
             await error_response(error, self._settings.retry_after_s)(scope, receive, send)
             return
+        caller = caller_of(scope)
+        owner = "" if caller is None else caller.owner
         received = 0
         complete = False
-        overdue_at = asyncio.get_running_loop().time() + self._settings.body_timeout_s
+        began_at = asyncio.get_running_loop().time()
 
         async def counted() -> Message:
             nonlocal received, complete
             if complete:
                 return await receive()
-            # While it reads a body, FastAPI turns any error but HTTPException into a 400.
-            if self._held + max(0, declared - received) > self._settings.max_bodies_bytes:
-                raise HTTPException(503, _FULL)
+            with _refusals_as_statuses():
+                self._room.check(owner, max(0, declared - received), received)
             try:
-                async with asyncio.timeout_at(overdue_at):
+                async with asyncio.timeout_at(began_at + self._allowed_s(received)):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"The body took longer than {self._settings.body_timeout_s:g} s.") from None
+                raise HTTPException(408, "The body arrived too slowly.") from None
             size = len(message.get("body", b""))
-            received += size
-            self._held += size
             complete = not message.get("more_body", False)
-            if received > limit:
+            if received + size > limit:
                 raise HTTPException(413, _message(limit))
-            if self._held > self._settings.max_bodies_bytes:
-                raise HTTPException(503, _FULL)
+            with _refusals_as_statuses():
+                self._room.take(owner, size, received)
+            received += size
             return message
 
         try:
             await self._app(scope, counted, send)
         finally:
-            self._held -= received
+            self._room.give_back(owner, received)
+
+    def _allowed_s(self, received: int) -> float:
+        """How long a body may take until more of it arrives than ``received`` bytes."""
+        whole_s = self._settings.body_timeout_s
+        return min(whole_s, whole_s * (_BEHIND + received / self._settings.max_query_bytes))
 
     def _limit(self, path: str) -> int:
         return self._settings.max_document_bytes if _MANY.match(path) else self._settings.max_query_bytes
+
+
+@contextmanager
+def _refusals_as_statuses() -> Iterator[None]:
+    """While it reads a body, FastAPI turns any error but HTTPException into a 400."""
+    try:
+        yield
+    except (Overloaded, RateLimited) as error:
+        raise HTTPException(http_error(error).status, error.message) from None
 
 
 def _declared(scope: Scope) -> int:

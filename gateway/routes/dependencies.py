@@ -16,6 +16,7 @@ from gateway.limits.quotas import QueryTicket, Quotas, UploadTicket
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.metrics.http_metrics import HttpMetrics
 from gateway.metrics.part_metrics import Scrape
+from gateway.middleware.identity import caller_of
 from gateway.middleware.request_context import extra_headers
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
@@ -74,7 +75,7 @@ _admin_bearer = HTTPBearer(scheme_name=ADMIN_KEY, auto_error=False)
 
 async def authenticated(request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_bearer)]) -> Caller:
     """The caller of the request's key. Counts the request. Raises Unauthenticated or RateLimited."""
-    caller = gateway.keyring.caller(request.headers)
+    caller = gateway.keyring.api_caller(_identified(request))
     await gateway.quotas.request(caller, extra_headers(request.scope))
     return caller
 
@@ -109,7 +110,15 @@ async def administrator(
     request: Request, gateway: GatewayDep, _scheme: Annotated[object, Security(_admin_bearer)]
 ) -> Caller:
     """The administrator of the request's key. Raises Unauthenticated or PermissionDenied."""
-    return gateway.keyring.administrator(request.headers)
+    caller = _identified(request)
+    gateway.keyring.require_administrator(caller)
+    return caller
+
+
+def _identified(request: Request) -> Caller:
+    caller = caller_of(request.scope)
+    assert caller is not None, "strangers are refused before any route"
+    return caller
 
 
 AdminDep = Annotated[Caller, Depends(administrator)]

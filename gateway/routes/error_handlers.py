@@ -12,12 +12,12 @@ from starlette.routing import Match
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.wire.errors import ErrorBody, encodable, error_response, http_error, shaped_response, status_body
-from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError
+from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError, RateLimited
 
 CLIENT_GONE = 499
 """Status in the log for a client that disconnected. It is never sent."""
 
-_FROM_READING: Mapping[int, type[RagtreeError]] = {413: PayloadTooLarge, 503: Overloaded}
+_FROM_READING: Mapping[int, type[RagtreeError]] = {413: PayloadTooLarge, 429: RateLimited, 503: Overloaded}
 """Our errors for the statuses of ``BodyLimit``, which can only raise the framework's own error."""
 
 

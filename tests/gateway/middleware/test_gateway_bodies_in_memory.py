@@ -73,9 +73,9 @@ async def test_slow_body_times_out(over_http):
 
 def _held(live) -> int:
     layer = live.app.middleware_stack
-    while not hasattr(layer, "_held"):
+    while not isinstance(layer, BodyLimit):
         layer = getattr(layer, "_app", None) or layer.app
-    return layer._held
+    return layer._room.held
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -121,7 +121,7 @@ async def test_body_in_one_piece_counts():
 
     limit = BodyLimit(reads, GatewaySettings(**SMALL), GatewayMetrics(CollectorRegistry()))
     first = asyncio.create_task(sent(30))
-    await eventually(lambda: limit._held == 30 * KIB)
+    await eventually(lambda: limit._room.held == 30 * KIB)
     with pytest.raises(HTTPException) as refused:
         await sent(60)
     assert refused.value.status_code == 503

@@ -1,0 +1,46 @@
+"""What all callers of a gateway share, and how much of it one of them may hold."""
+
+from collections import Counter
+
+from protocol.errors import Overloaded, RateLimited
+
+
+class Room:
+    """Room for ``total`` of something that callers hold for a while, called ``what`` in messages.
+
+    With ``fair``, a caller gets no more while it holds more than would be left free: the dynamic threshold of shared
+    buffers. Alone, it can hold half of the total; of several that want all, each gets the same, and as much stays free
+    for the next one. A caller that holds nothing is bounded by the total only.
+    """
+
+    def __init__(self, what: str, total: int, *, fair: bool) -> None:
+        self._what = what
+        self._total = total
+        self._fair = fair
+        self._held_by = Counter[str]()
+        self.held = 0
+
+    def check(self, owner: str, amount: int = 1, same: int = 0) -> None:
+        """Check that the owner may take so much more. Of what it holds, ``same`` is for the same purpose.
+
+        Raises Overloaded if that is not left, and RateLimited if the owner holds too much else.
+        """
+        left = self._total - self.held - amount
+        if left < 0:
+            raise Overloaded(f"The gateway's limit of {self._total:,} {self._what} is reached; try again later.")
+        held = self._held_by[owner] - same
+        if self._fair and held > left:
+            raise RateLimited(f"This key has {held:,} {self._what}, more than are left for others; try again later.")
+
+    def take(self, owner: str, amount: int = 1, same: int = 0) -> None:
+        """Take so much more. Raises as ``check`` does, and takes nothing then."""
+        self.check(owner, amount, same)
+        self.held += amount
+        self._held_by[owner] += amount
+
+    def give_back(self, owner: str, amount: int = 1) -> None:
+        """Give back so much of what the owner holds."""
+        self.held -= amount
+        self._held_by[owner] -= amount
+        if not self._held_by[owner]:
+            del self._held_by[owner]
