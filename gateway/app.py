@@ -15,7 +15,6 @@ from gateway.middleware.identity import Identity
 from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
 from gateway.middleware.slow_readers import SlowReaders
-from gateway.middleware.unread_body import UnreadBody
 from gateway.query.tracing import Tracing
 from gateway.routes import admin, docs, documents, graph, health, page, query, search
 from gateway.routes.dependencies import Gateway
@@ -78,7 +77,6 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     app.add_middleware(SlowReaders, send_timeout_s=settings.send_timeout_s)
     app.add_middleware(OpenRequests, settings=settings, metrics=gateway.metrics)
     app.add_middleware(Identity, keyring=gateway.keyring, metrics=gateway.metrics, retry_after_s=settings.retry_after_s)
-    app.add_middleware(UnreadBody)
     if not gateway.keyring.needs_key:
         app.add_middleware(CrossSite, retry_after_s=settings.retry_after_s)
     app.add_middleware(RequestContext, metrics=gateway.http_metrics, retry_after_s=settings.retry_after_s)

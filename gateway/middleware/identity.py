@@ -51,7 +51,10 @@ class Identity:
             # No key would help.
             told = self._keyring.no_administrators()
         self._metrics.rejected(told.code)
-        await error_response(told, self._retry_after_s)(scope, receive, send)
+        response = error_response(told, self._retry_after_s)
+        # Whatever follows on this connection is a stranger's, too.
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
 
 
 def _public(scope: Scope) -> bool:

@@ -38,6 +38,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Those of this process, which has one limit of open files."""
 
     transport: ClosingTransport
+    _keeps_alive = False
     _unread = 0
     _pieces = _piece_bytes = 0
     _head_due: asyncio.TimerHandle | None = None
@@ -81,6 +82,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_arrived()
         self.open_connections.busy(self.transport)
         super().on_headers_complete()
+        # Until the body has arrived. If it is answered before that, nobody reads on to find the next request behind it.
+        self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
 
     def on_body(self, body: bytes) -> None:
         """Handle a part of the body. The app limits the body's size."""
@@ -94,6 +97,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Handle the end of the request."""
         self._unread = 0
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -101,6 +106,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if not self.pipeline and self.cycle.response_complete:
             self.open_connections.waits(self.transport)
+
+    def shutdown(self) -> None:
+        """End the connection after the current request."""
+        self._keeps_alive = False
+        super().shutdown()
 
     def _should_upgrade_to_ws(self) -> bool:
         return False

@@ -147,10 +147,14 @@ async def test_a_client_that_sends_on_and_on_is_cut_off():
     async with serving() as served:
         _, writer = await asyncio.open_connection(*served.address)
         writer.write(PUT + b"Content-Length: 33554432\r\n\r\n")
-        with pytest.raises(ConnectionError):
+
+        async def send_all() -> None:
             for _ in range(512):
                 writer.write(b"x" * 64 * KIB)
                 await writer.drain()
+
+        with pytest.raises(ConnectionError):
+            await send_all()
         writer.close()
 
 
