@@ -2,6 +2,7 @@
 
     RagtreeError                 the root; never raised itself
       InvalidRequest             the request can never succeed as it stands
+        TooManyValues            the body consists of more values than are parsed
         UnknownFilterKey         a filter names an attribute that no document of the collection has
         QuestionTooLong          system prompt, question and answer alone exceed the model's context
         InvalidEncoding          text that should be UTF-8 is not
@@ -72,6 +73,12 @@ class InvalidRequest(RagtreeError):
     """The request can never succeed as it stands."""
 
     code = "invalid_request"
+
+
+class TooManyValues(InvalidRequest):
+    """The body consists of more values than are parsed."""
+
+    code = "too_many_values"
 
 
 class UnknownFilterKey(InvalidRequest):

@@ -8,6 +8,7 @@ from uuid import uuid4
 from gateway.background.idle_prefill import IdlePrefill, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.limits.auth import namespace_of
+from gateway.search.laid_out import laid_out
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse
 from protocol.prompts import ChatMessage, Prompt
@@ -53,11 +54,11 @@ class Donors:
 
         Raises what the parts raise, and DeadlineExceeded.
         """
-        laid_out = self._parts.layout.lay_out((ChatMessage("user", "?"),), donor.chunks, max_tokens=1)
+        prompt = await laid_out(self._parts.layout, (ChatMessage("user", "?"),), donor.chunks, max_tokens=1)
         request = AdmissionRequest(
             f"donor_{uuid4().hex}",
             namespace_of(donor.tenant),
-            Prompt(laid_out.prefix),
+            Prompt(prompt.prefix),
             (donor.revision,),
             # Composed KV is not kept.
             reuse=Reuse.EXACT,

@@ -8,6 +8,7 @@ from gateway.background.idle_prefill import IdlePrefill, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
+from gateway.search.laid_out import laid_out
 from gateway.settings import GatewaySettings
 from protocol.errors import NoDocuments
 from protocol.parts import Parts
@@ -31,7 +32,8 @@ class Replay:
     async def documents(self, search: SearchRequest) -> tuple[str, ...]:
         """Contents of the query's prompt, in order. Raises what the search and the layout raise."""
         found = await self._idle.spend(partial(self._found, search))
-        return tuple(document.key for document in self._lay_out(search, found).documents)
+        prompt = await self._lay_out(search, found)
+        return tuple(document.key for document in prompt.documents)
 
     async def prefill(self, search: SearchRequest, *, evicting: bool) -> Prefilled:
         """Bring the query's documents into the tree; unless ``evicting``, as far as the tiers have room.
@@ -46,7 +48,7 @@ class Replay:
         request = AdmissionRequest(
             f"warm_{uuid4().hex}",
             namespace_of(search.tenant),
-            self._lay_out(search, found),
+            await self._lay_out(search, found),
             found.revisions,
             self._settings.default_document_order,
             scores=found.scores,
@@ -65,7 +67,7 @@ class Replay:
             raise NoDocuments("The query finds no documents.", "queries")
         return last
 
-    def _lay_out(self, search: SearchRequest, found: CandidateSet) -> Prompt:
+    async def _lay_out(self, search: SearchRequest, found: CandidateSet) -> Prompt:
         # Leaves room for an answer of the default length, so that the same documents fit as in the query.
         question = (ChatMessage("user", search.query),)
-        return self._parts.layout.lay_out(question, found.docs, self._settings.default_max_tokens)
+        return await laid_out(self._parts.layout, question, found.docs, self._settings.default_max_tokens)

@@ -5,6 +5,7 @@ from collections import Counter
 from gateway.background.cache_jobs import CacheJob, CacheJobs, Ending
 from gateway.background.past_queries import PastQueries
 from gateway.background.replay import Replay
+from gateway.off_loop import off_loop
 from gateway.wire.schemas import WarmBody
 from protocol.errors import RagtreeError
 from protocol.retrieval import SearchRequest
@@ -35,13 +36,17 @@ class WarmUps:
         self._past = past
         self._replay = replay
 
-    def start(self, body: WarmBody, tenant: str) -> WarmUp:
+    async def start(self, body: WarmBody, tenant: str) -> WarmUp:
         """Start a warm-up with the body's queries or the query log. ``tenant`` applies to queries that name none.
 
         Raises Conflict while another warm-up runs, and QuestionTooLong.
         """
         owner = body.tenant or tenant
-        given = Counter(self._past.as_search(query, owner, body.collection) for query in body.queries)
+        # A query takes as long as some text to convert and to count.
+        given = await off_loop(
+            100 * len(body.queries),
+            lambda: Counter(self._past.as_search(query, owner, body.collection) for query in body.queries),
+        )
 
         async def work(job: WarmUp) -> Ending:
             return await self._run(job, await self._past.logged(owner, body.collection) if body.log else given)

@@ -5,8 +5,7 @@ the KV that other prompts could use.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from itertools import pairwise, zip_longest
 from math import log
 from typing import NamedTuple
@@ -19,6 +18,10 @@ _ALONE = 0.5
 """Credit for a word that a passage has, but beside neither of its neighbours in the sentence."""
 _ASKED = 0.25
 """Weight of a word of the question: every passage that was found is likely to have it."""
+MOST_WORDS = 16_384
+"""Words of an answer that are compared. What stands behind them is not cited."""
+MOST_SPANS = 100
+"""Sentences that are listed of those that rest on one passage: the first ones."""
 _SHORT = 3
 """A sentence with fewer words than this joins its neighbour."""
 
@@ -60,29 +63,60 @@ def supports(answer: str, question: str, passages: Sequence[str]) -> tuple[Suppo
 
     A sentence's words weigh the more, the fewer passages have them, and less if the question has them too. Stop words
     do not count. A passage holds a word fully if it has the next or the previous word of the sentence beside it.
+
+    Takes time for each word of the answer and each passage that has it: of long answers, hundreds of milliseconds.
     """
-    texts = [_Words(_words(passage)) for passage in passages]
+    texts = _Passages([_words(passage) for passage in passages])
     asked = set(_words(question))
     found: dict[int, list[tuple[float, Span]]] = {}
+    compared = 0
     for span, words in _sentences(answer):
-        weights = _weights(set(words), asked, texts)
-        overlaps = [_overlap(words, weights, text) for text in texts]
-        least = max(LEAST_OVERLAP, LEAST_OF_BEST * max(overlaps, default=0.0))
-        for passage, overlap in enumerate(overlaps):
+        compared += len(words)
+        if compared > MOST_WORDS:
+            break
+        overlaps = texts.overlaps(words, asked)
+        least = max(LEAST_OVERLAP, LEAST_OF_BEST * max(overlaps.values(), default=0.0))
+        for passage, overlap in overlaps.items():
             if overlap >= least:
                 found.setdefault(passage, []).append((overlap, span))
     return tuple(
-        Support(passage, max(overlap for overlap, _ in held), tuple(span for _, span in held))
+        Support(passage, max(overlap for overlap, _ in held), tuple(span for _, span in held[:MOST_SPANS]))
         for passage, held in sorted(found.items())
     )
 
 
-class _Words:
-    """The words of a passage, and the pairs of neighbours among them."""
+class _Passages:
+    """Which passages have each word, and each pair of neighbours."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.single = frozenset(words)
-        self.pairs = frozenset(pairwise(words))
+    def __init__(self, passages: Sequence[Sequence[str]]) -> None:
+        self._count = len(passages)
+        self._single: dict[str, set[int]] = {}
+        self._pairs: dict[tuple[str, str], set[int]] = {}
+        for number, words in enumerate(passages):
+            for word in words:
+                self._single.setdefault(word, set()).add(number)
+            for pair in pairwise(words):
+                self._pairs.setdefault(pair, set()).add(number)
+
+    def overlaps(self, words: Sequence[str], asked: Container[str]) -> dict[int, float]:
+        """The share of a sentence's weight that each passage holds which has any of it."""
+        weights = {word: self._weight(word, asked) for word in dict.fromkeys(words)}
+        held: dict[int, float] = {}
+        before: Set[int] = frozenset()
+        for word, pair in zip_longest(words, pairwise(words)):
+            after: Set[int] = self._pairs.get(pair, frozenset())
+            beside = before | after
+            for passage in beside:
+                held[passage] = held.get(passage, 0.0) + weights[word]
+            for passage in self._single.get(word, frozenset()) - beside:
+                held[passage] = held.get(passage, 0.0) + weights[word] * _credit(word)
+            before = after
+        whole = sum(weights[word] for word in words)
+        return {passage: weight / whole for passage, weight in held.items()}
+
+    def _weight(self, word: str, asked: Container[str]) -> float:
+        having = len(self._single.get(word, ()))
+        return (_ASKED if word in asked else 1.0) * log(1 + self._count / max(1, having))
 
 
 def _words(text: str) -> list[str]:
@@ -91,13 +125,16 @@ def _words(text: str) -> list[str]:
 
 def _sentences(answer: str) -> Iterator[tuple[Span, list[str]]]:
     """The sentences that have words, with them."""
-    start, held = 0, []
+    start, begun, words = 0, 0, []
+    held: list[tuple[Span, list[str]]] = []
     ends = [found.end() for found in _SENTENCE_END.finditer(answer)]
     for end in [*ends, len(answer)]:
-        words = _words(answer[start:end])
+        # Only what is new: a sentence that joins its neighbour is not cut again.
+        words += _words(answer[begun:end])
+        begun = end
         if len(words) >= _SHORT or end == len(answer):
             held.append((Span(start, end), words))
-            start = end
+            start, words = end, []
     if len(held) > 1 and len(held[-1][1]) < _SHORT:
         (last, words), (before, more) = held.pop(), held.pop()
         held.append((Span(before.start, last.end), more + words))
@@ -106,23 +143,6 @@ def _sentences(answer: str) -> Iterator[tuple[Span, list[str]]]:
             text = answer[span.start : span.end]
             start = span.start + len(text) - len(text.lstrip())
             yield Span(start, start + len(text.strip())), words
-
-
-def _weights(words: set[str], asked: set[str], texts: Sequence[_Words]) -> dict[str, float]:
-    having = Counter(word for text in texts for word in text.single & words)
-    return {word: (_ASKED if word in asked else 1.0) * log(1 + len(texts) / max(1, having[word])) for word in words}
-
-
-def _overlap(words: Sequence[str], weights: dict[str, float], text: _Words) -> float:
-    held, before = 0.0, False
-    for word, pair in zip_longest(words, pairwise(words)):
-        after = pair in text.pairs
-        if before or after:
-            held += weights[word]
-        elif word in text.single:
-            held += weights[word] * _credit(word)
-        before = after
-    return held / sum(weights[word] for word in words)
 
 
 def _credit(word: str) -> float:

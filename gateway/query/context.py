@@ -12,6 +12,7 @@ from gateway.query.lease import Lease
 from gateway.query.query import Query
 from gateway.query.tracing import QueryTrace
 from gateway.query.transcript import Transcript
+from gateway.search.laid_out import laid_out
 from gateway.settings import GatewaySettings
 from gateway.wire.timeline import Timeline
 from protocol.errors import QuestionTooLong
@@ -57,12 +58,17 @@ class QueryContext:
         finally:
             self.metrics.ended(self.transcript, error)
 
-    def lay_out(self, found: CandidateSet) -> Prompt:
+    async def lay_out(self, found: CandidateSet) -> Prompt:
         """The prompt on these documents. Raises QuestionTooLong, which names the request's own field."""
         query = self.query
         try:
-            return self.parts.layout.lay_out(
-                query.messages, found.docs, query.sampling.max_tokens, paths=query.told(found), budget=query.budget
+            return await laid_out(
+                self.parts.layout,
+                query.messages,
+                found.docs,
+                query.sampling.max_tokens,
+                paths=query.told(found),
+                budget=query.budget,
             )
         except QuestionTooLong as error:
             if error.param != "messages":

@@ -84,7 +84,7 @@ class QueryPipeline:
 
             # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()
-            prompt = context.lay_out(documents) if guess is None else guess.prompt
+            prompt = await context.lay_out(documents) if guess is None else guess.prompt
             transcript.laid_out(documents, prompt)
             if query.context_only:
                 yield transcript.retrieved()
@@ -113,6 +113,7 @@ class QueryPipeline:
                 speculation.timings(plan.prompt, context.timeline.search_began_ms + documents.elapsed_ms)
             )
             speculation.learn(plan.prompt)
+            await transcript.cite()
             completed = transcript.completed()
             context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)

@@ -6,6 +6,7 @@ import structlog
 
 from gateway.query.attempt import Attempt
 from gateway.query.context import QueryContext
+from gateway.search.laid_out import laid_out
 from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
 from gateway.wire.rewriting import RewriteFailure, Rewriting
 from protocol.errors import DeadlineExceeded, RagtreeError
@@ -64,7 +65,7 @@ class FollowUpRewriter:
         context, query = self._context, self._context.query
         sampling = rewriting_sampling(context.settings.rewrite_max_tokens)
         conversation = rewriting_prompt(query.messages, query.rewrite_from)
-        prompt = context.parts.layout.lay_out(conversation, (), sampling.max_tokens, preamble=False)
+        prompt = await laid_out(context.parts.layout, conversation, (), sampling.max_tokens, preamble=False)
         attempt = Attempt(query.query_id, rewriting=True)
         request = AdmissionRequest(attempt.plan_id, query.namespace, prompt, found_at=(), reuse=Reuse.EXACT)
         with context.lease(attempt) as lease:

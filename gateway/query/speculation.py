@@ -178,7 +178,7 @@ class Speculation:
         context = self._context
         self._attempts += 1
         attempt = Attempt(context.query.query_id, speculation=self._attempts)
-        request = context.admission_request(attempt, context.lay_out(found), found)
+        request = context.admission_request(attempt, await context.lay_out(found), found)
         lease = context.lease(attempt)
         plan: PrefillPlan | None = None
         try:

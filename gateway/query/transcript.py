@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import msgspec
 
+from gateway.off_loop import off_loop
 from gateway.query.citations import supports
 from gateway.query.hits import found_in
 from gateway.query.query import Query
@@ -73,6 +74,7 @@ class Transcript:
         self._speculation: SpeculationTimings | None = None
         self._passages: tuple[Chunk, ...] = ()
         self._citations: tuple[Citation, ...] = ()
+        self._cited: tuple[CitedPassage, ...] = ()
         self._dropped: tuple[str, ...] = ()
         self._missing_shards: tuple[str, ...] = ()
         self._reranking: Reranking | None = None
@@ -196,6 +198,12 @@ class Transcript:
         if self._text[0]:
             yield events.OutputTextDelta(**self._stamp(), delta=self._text[0], logprobs=self._logprobs())
 
+    async def cite(self) -> None:
+        """Find the passages that the answer rests on, once it is complete. Its reply tells them."""
+        answer = "".join(self._text)
+        compared = len(answer) + sum(len(passage.text) for passage in self._passages)
+        self._cited = await off_loop(compared, lambda: self._cited_in(answer))
+
     def completed(self) -> events.QueryCompleted:
         """Make the terminal event of an answered query."""
         if self.token_times.first_ms is not None:
@@ -229,15 +237,14 @@ class Transcript:
         if self._finish_reason is None:
             raise InternalError("The query ended without a finish reason.")
         prompt_tokens = self._prefill.prompt_tokens
-        answer = "".join(self._text)
         return Reply(
             query_id=self.query.query_id,
             created_at=int(self.arrived_at),
             model=self.query.model,
             finish_reason=self._finish_reason,
-            output_text=answer,
+            output_text="".join(self._text),
             citations=self._citations,
-            cited=() if self.query.context_only else self._cited(answer),
+            cited=self._cited,
             results=self._results,
             dropped_documents=len(self._dropped),
             dropped_chunk_ids=self._dropped,
@@ -263,7 +270,7 @@ class Transcript:
             logprobs=self._logprobs(),
         )
 
-    def _cited(self, answer: str) -> tuple[CitedPassage, ...]:
+    def _cited_in(self, answer: str) -> tuple[CitedPassage, ...]:
         held = supports(answer, self.query.search.query, [passage.text for passage in self._passages])
         return tuple(
             CitedPassage(

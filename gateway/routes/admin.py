@@ -3,6 +3,7 @@
 ``tenant`` names the documents' owner. By default, it is the administrator's own tenant.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -10,10 +11,12 @@ from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
+from gateway.off_loop import off_loop
 from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
+from gateway.routes.json_route import JsonRoute, require_few_values
 from gateway.routes.responses import json_response
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import (
@@ -29,11 +32,12 @@ from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, PinBody, PrecomputeBody, TenantName, WarmBody, WarmQuery
 from protocol.cache import DocumentDeletion
 from protocol.documents import DEFAULT_COLLECTION
-from protocol.errors import UnsupportedMediaType
+from protocol.errors import PayloadTooLarge, UnsupportedMediaType
 
-router = APIRouter(prefix="/v1/admin/cache", tags=["admin"])
+router = APIRouter(prefix="/v1/admin/cache", tags=["admin"], route_class=JsonRoute)
 
 DEEPEST, MOST_NODES = 128, 10_000
+MOST_WARM_QUERIES = 200_000
 
 TenantQuery = Annotated[TenantName | None, Query(description="Owner; by default the administrator's tenant.")]
 _WARM: dict[str, Any] = {
@@ -92,8 +96,14 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
     The warm-up uses idle capacity only, and queries interrupt it. Queries may also be sent as JSON lines, each an
     object like those of ``queries``, or a string.
     """
-    body = await _warm_body(request)
-    job = gateway.warm_ups.start(body, administrator.tenant)
+    kind = media_type(request)
+    if kind not in ("application/json", *JSON_LINES):
+        raise UnsupportedMediaType(
+            f"Unsupported content type {kind!r}; send application/json, or JSON lines as application/x-ndjson."
+        )
+    content = await request.body()
+    body = await off_loop(len(content), partial(_warm_body if kind == "application/json" else _warm_lines, content))
+    job = await gateway.warm_ups.start(body, administrator.tenant)
     return json_response(WarmUpReply.of(job), 202, {"Location": f"/v1/admin/cache/warm/{job.job_id}"})
 
 
@@ -194,16 +204,15 @@ async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response
     return json_response(Dropped(nodes=await gateway.controller.clear()))
 
 
-async def _warm_body(request: Request) -> WarmBody:
-    kind = media_type(request)
-    if kind not in ("application/json", *JSON_LINES):
-        raise UnsupportedMediaType(
-            f"Unsupported content type {kind!r}; send application/json, or JSON lines as application/x-ndjson."
-        )
-    content = await request.body()
-    if kind == "application/json":
-        with validating("body"):
-            return WarmBody.model_validate_json(content)
+def _warm_body(content: bytes) -> WarmBody:
+    require_few_values(content)
+    with validating("body"):
+        return WarmBody.model_validate_json(content)
+
+
+def _warm_lines(content: bytes) -> WarmBody:
+    if content.count(b"\n") > MOST_WARM_QUERIES:
+        raise PayloadTooLarge(f"The body has more than {MOST_WARM_QUERIES:,} lines, the limit of this path.")
     lines: list[WarmQuery] = []
     for number, line in enumerate(content.splitlines(), start=1):
         if line.strip():

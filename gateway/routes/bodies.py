@@ -16,5 +16,8 @@ def validating(*where: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        problems = [{**problem, "loc": (*where, *problem["loc"])} for problem in error.errors(include_url=False)]
+        problems = [
+            {**problem, "loc": (*where, *problem["loc"])}
+            for problem in error.errors(include_url=False, include_input=False)
+        ]
         raise RequestValidationError(problems) from None

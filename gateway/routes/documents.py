@@ -1,6 +1,7 @@
 """Upload, deletion and listing of documents."""
 
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -9,9 +10,11 @@ from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
+from gateway.off_loop import off_loop
 from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.responses import json_response
 from gateway.stores.uploads import SeenJob
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
@@ -22,7 +25,7 @@ from protocol.errors import InvalidEncoding, UnknownChunk, UnknownDocument, Unsu
 from protocol.filters import Attributes
 from protocol.graph import Triplet
 
-router = APIRouter(prefix="/v1", tags=["documents"])
+router = APIRouter(prefix="/v1", tags=["documents"], route_class=JsonRoute)
 
 CollectionPath = Annotated[str, Path(pattern=COLLECTION)]
 DocumentPath = Annotated[str, Path(pattern=DOCUMENT_ID, description="1-512 characters; slashes may be sent as %2F.")]
@@ -102,7 +105,7 @@ async def put_document(
     body = await request.body()
     await ticket.received(len(body))
     if media_type(request) == "application/json":
-        upload = _from_json(document_id, body)
+        upload = await off_loop(len(body), partial(_from_json, document_id, body))
     else:
         with validating("query", "attributes"):
             parsed = _attributes.validate_json(attributes)
@@ -132,7 +135,7 @@ async def put_batch(
             f"Unsupported content type {media_type(request)!r}; send JSON lines as application/x-ndjson."
         )
     body = await request.body()
-    await ticket.received(len(body), documents=body.count(b"\n") + (not body.endswith(b"\n")))
+    await ticket.received(len(body), documents=await off_loop(len(body), partial(_lines, body)))
     job = await gateway.uploads.put_batch(caller.tenant, collection, body, idempotency_key)
     gateway.ingested.note(caller.tenant, job.job)
     gateway.http_metrics.uploaded("batch", len(body))
@@ -237,6 +240,10 @@ async def get_job(job_id: str, caller: CallerDep, gateway: GatewayDep) -> Respon
 
 def _accepted(seen: SeenJob) -> Response:
     return json_response(JobReply.of(seen), 202, {"Location": f"/v1/jobs/{quote(seen.job.job_id, safe='')}"})
+
+
+def _lines(body: bytes) -> int:
+    return body.count(b"\n") + (not body.endswith(b"\n"))
 
 
 def _from_json(document_id: str, body: bytes) -> DocumentUpload:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.routes.json_route import BodyRefused
 from gateway.wire.errors import ErrorBody, encodable, error_response, http_error, shaped_response, status_body
 from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError, RateLimited
 
@@ -37,6 +38,8 @@ def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) 
 
     def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, BodyRefused):
+            return ours(request, error.error)
         if error.status_code in _FROM_READING:
             return ours(request, _FROM_READING[error.status_code](str(error.detail)))
         metrics.rejected("http_error")

@@ -7,12 +7,13 @@ from starlette.responses import Response
 
 from gateway.routes.dependencies import CallerDep, GatewayDep
 from gateway.routes.documents import CollectionPath
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.responses import json_response
 from gateway.wire.graph import GraphReply
 from gateway.wire.openapi import errors, json_reply
 from protocol.graph import GraphRequest
 
-router = APIRouter(prefix="/v1", tags=["documents"])
+router = APIRouter(prefix="/v1", tags=["documents"], route_class=JsonRoute)
 
 Label = Annotated[str, Query(min_length=1, max_length=512)]
 

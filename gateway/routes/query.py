@@ -10,6 +10,7 @@ from gateway.query.query import Query
 from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.responses import json_response
 from gateway.routes.sse import event_frames
 from gateway.wire.openapi import QUERY_EVENTS, errors, event_stream, json_reply
@@ -18,7 +19,7 @@ from gateway.wire.schemas import QueryBody
 from protocol.generation import Sampling
 from protocol.prompts import ChatMessage
 
-router = APIRouter(tags=["query"])
+router = APIRouter(tags=["query"], route_class=JsonRoute)
 
 _EVENTS = (
     "With `stream`, the events `query.created`, `retrieval.stage` (on request), `retrieval.completed`, "

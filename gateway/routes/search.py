@@ -7,13 +7,14 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from gateway.routes.dependencies import CallerDep, GatewayDep, SearchSlotDep, json_only
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.responses import json_response
 from gateway.search.prompt_context import PromptContext
 from gateway.wire.openapi import errors, json_reply
 from gateway.wire.search import FindBody, SearchReply
 from protocol.graph import UNBOUNDED
 
-router = APIRouter(tags=["query"])
+router = APIRouter(tags=["query"], route_class=JsonRoute)
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: json_reply(SearchReply, "The chunks found, best first."),
@@ -35,6 +36,6 @@ async def search(body: FindBody, caller: CallerDep, gateway: GatewayDep, _slot: 
     context: str | UnsetType = UNSET
     if body.only_need_context or body.budget != UNBOUNDED:
         prompt = PromptContext(gateway.layout, question, gateway.settings.default_max_tokens)
-        found = prompt.fitting(found, body.budget)
+        found = await prompt.fitting(found, body.budget)
         context = prompt.text(found) if body.only_need_context else UNSET
     return json_response(SearchReply.of(found, request.collection, timings, "results.text" in body.include, context))

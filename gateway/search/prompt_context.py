@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from gateway.search.laid_out import laid_out
 from protocol.errors import QuestionTooLong
 from protocol.graph import ContextBudget
 from protocol.parts import PromptLayout
@@ -17,11 +18,13 @@ class PromptContext:
         self._question = ChatMessage("user", question)
         self._max_tokens = max_tokens
 
-    def fitting(self, found: CandidateSet, budget: ContextBudget) -> CandidateSet:
+    async def fitting(self, found: CandidateSet, budget: ContextBudget) -> CandidateSet:
         """The results and paths that the prompt would contain. Raises QuestionTooLong, which names the query."""
         paths = () if found.graph is None else found.graph.paths
         try:
-            prompt = self._layout.lay_out([self._question], found.docs, self._max_tokens, paths=paths, budget=budget)
+            prompt = await laid_out(
+                self._layout, [self._question], found.docs, self._max_tokens, paths=paths, budget=budget
+            )
         except QuestionTooLong as error:
             raise QuestionTooLong(error.message, "query" if error.param == "messages" else error.param) from error
         kept = len(found.docs) - prompt.dropped_documents

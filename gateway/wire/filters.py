@@ -4,10 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
+from gateway.wire.entries import at_most
 from protocol import filters as protocol_filters
 from protocol.filters import AttributeValue
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+_FIELDS = 8
+"""No filter has more fields."""
 
 Value = StrictBool | float | StrictStr
 
@@ -31,7 +35,7 @@ class MembershipFilter(BaseModel):
     model_config = _STRICT
     key: str = Field(min_length=1, max_length=256)
     type: Literal["in", "nin"]
-    value: list[Value] = Field(max_length=1000)
+    value: Annotated[list[Value], Field(fail_fast=True)] = Field(max_length=1000)
 
     def to_protocol(self) -> protocol_filters.Filter:
         """Convert to the retriever's filter."""
@@ -44,7 +48,7 @@ class CompoundFilter(BaseModel):
 
     model_config = _STRICT
     type: Literal["and", "or"]
-    filters: list["RequestFilter"] = Field(min_length=1, max_length=100)
+    filters: Annotated[list["RequestFilter"], Field(fail_fast=True)] = Field(min_length=1, max_length=100)
 
     def to_protocol(self) -> protocol_filters.Filter:
         """Convert to the retriever's filter."""
@@ -58,5 +62,7 @@ def as_requested(given: protocol_filters.Filter) -> dict[str, object]:
     return {"key": given.key, "type": given.op, "value": given.value}
 
 
-RequestFilter = Annotated[ComparisonFilter | MembershipFilter | CompoundFilter, Field(discriminator="type")]
+RequestFilter = Annotated[
+    ComparisonFilter | MembershipFilter | CompoundFilter, Field(discriminator="type"), at_most(_FIELDS)
+]
 CompoundFilter.model_rebuild()

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from gateway.settings import GatewaySettings
 from gateway.wire.context_fields import ContextFields
+from gateway.wire.entries import at_most
 from gateway.wire.filters import RequestFilter
 from protocol.documents import DEFAULT_COLLECTION, MOST_TRIPLETS
 from protocol.errors import QuestionTooLong
@@ -41,7 +42,9 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # integers that all JSON parsers represent exactly
 RecomputeShare = Annotated[float, Field(ge=0, le=1)]
 AttributeMap = Annotated[
-    dict[Annotated[str, Field(min_length=1, max_length=256)], StrictBool | float | StrictStr], Field(max_length=64)
+    dict[Annotated[str, Field(min_length=1, max_length=256)], StrictBool | float | StrictStr],
+    Field(max_length=64),
+    at_most(64),
 ]
 
 
@@ -116,7 +119,7 @@ class QueryBody(AnswerBody):
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Seed | None = None
-    include: list[Literal["stages", "timeline", "results.text", "logprobs"]] = Field(
+    include: Annotated[list[Literal["stages", "timeline", "results.text", "logprobs"]], Field(fail_fast=True)] = Field(
         default=[],
         max_length=8,
         description="`stages`: an event for each stage of the search. `timeline`: the times of the query's phases, "
@@ -150,7 +153,7 @@ class WarmBody(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    queries: list[WarmQuery] = []
+    queries: Annotated[list[WarmQuery], Field(fail_fast=True)] = []
     collection: CollectionName | None = None
     tenant: TenantName | None = None
     log: bool = False
@@ -218,7 +221,7 @@ class DocumentBody(BaseModel):
     filename: Text | None = Field(default=None, min_length=1, max_length=512)
     title: Text | None = Field(default=None, max_length=1024)
     attributes: AttributeMap = {}
-    triplets: list[TripletBody] = Field(
+    triplets: Annotated[list[TripletBody], Field(fail_fast=True)] = Field(
         default=[],
         max_length=MOST_TRIPLETS,
         description="What the document states, for the graph of its collection. Each part has at most 120 characters, "

@@ -80,6 +80,12 @@ class SegmentLayout:
         QuestionTooLong if the model's context or the budget is exceeded even without documents, and InvalidRequest if
         the conversation does not end with the user or the model's chat template refuses it.
         """
+        if len(messages) > self._max_model_len:
+            raise QuestionTooLong(
+                f"the conversation has {len(messages)} messages, and the model's context is {self._max_model_len} "
+                "tokens",
+                param="messages",
+            )
         frame = self._template.frame(messages, preamble)
         system = self._segment(SegmentKind.SYSTEM, frame.system)
         question = self._segment(SegmentKind.QUESTION, frame.question)

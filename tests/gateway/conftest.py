@@ -1,7 +1,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import uvicorn
 from asgi_lifespan import LifespanManager
 from fastapi import FastAPI
 from gateway_fakes import Stack, eventually
+from loop_watchdog import MOST_S, LoopWatchdog
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
@@ -43,16 +45,33 @@ def plain_tracebacks() -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def loop_watchdog() -> Iterator[LoopWatchdog]:
+    """Fails a test in which the gateway held its loop for long: four times what it may once it is warm."""
+    with LoopWatchdog(4 * MOST_S).watching() as watchdog:
+        yield watchdog
+    assert not watchdog.held, "\n".join(map(str, watchdog.held))
+
+
 @pytest.fixture
 def stack() -> Stack:
     return Stack()
+
+
+def _in_a_task_of_its_own(app: FastAPI) -> ASGIApp:
+    """The app as a server runs it. Otherwise its work and the client's would be one callback of the loop."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.create_task(app(scope, receive, send))
+
+    return served
 
 
 @contextlib.asynccontextmanager
 async def _in_process(stack: Stack, settings: GatewaySettings, data_dir: Path | None = None) -> AsyncIterator[Served]:
     app = create_app(stack, settings, data_dir=data_dir)
     async with LifespanManager(app):
-        transport = httpx.ASGITransport(app=app)
+        transport = httpx.ASGITransport(app=_in_a_task_of_its_own(app))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield Served(stack, app, client, "http://gateway")
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from gateway.routes.asking import start_choices, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.responses import json_response
 from gateway.routes.sse import chunk_frames
@@ -15,7 +16,7 @@ from gateway.wire.openai.chat import ChatChunks, ChatCompletion, chat_completion
 from gateway.wire.openai.chat_body import ChatBody
 from gateway.wire.openapi import errors, event_stream, json_reply
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
 _chatted: dict[str, Any] = json_reply(ChatCompletion, "The answer. With `stream`, chunks and `[DONE]`.")
 _chatted["content"]["text/event-stream"] = event_stream()

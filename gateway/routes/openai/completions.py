@@ -8,6 +8,7 @@ from starlette.responses import Response
 from gateway.routes.asking import start_choices, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.responses import json_response
 from gateway.routes.sse import chunk_frames
@@ -16,7 +17,7 @@ from gateway.wire.openai.completions import Completion, CompletionChunks, comple
 from gateway.wire.openapi import errors, event_stream, json_reply
 from protocol.prompts import ChatMessage
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
 _completed: dict[str, Any] = json_reply(Completion, "The answer. With `stream`, parts of it and `[DONE]`.")
 _completed["content"]["text/event-stream"] = event_stream()

@@ -4,13 +4,14 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from gateway.deadline import Deadline
+from gateway.off_loop import off_loop
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.responses import json_response
-from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingsBody, embedding_list
+from gateway.routes.json_route import JsonRoute
+from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingsBody, encoded_embeddings
 from gateway.wire.openapi import errors, json_reply
 from protocol.errors import DeadlineExceeded
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
 
 @router.post(
@@ -33,4 +34,6 @@ async def embed(body: EmbeddingsBody, _caller: CallerDep, gateway: GatewayDep, t
         ticket.used(sum(len(text.split()) for text in request.texts))
         raise
     ticket.used(found.tokens)
-    return json_response(embedding_list(body, found))
+    size = sum(map(len, found.vectors))
+    content = await off_loop(size, lambda: encoded_embeddings(body, found))
+    return Response(content, media_type="application/json")

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
+from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.responses import json_response
 from gateway.routes.sse import response_frames
@@ -16,7 +17,7 @@ from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
 from gateway.wire.openai.response_object import ResponseObject, begun, ended
 from gateway.wire.openapi import errors, event_stream, json_reply
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
 _FIELDS = QuestionFields("input", schema="text.format")
 _responded: dict[str, Any] = json_reply(ResponseObject, "The response. With `stream`, OpenAI's events of one.")

@@ -1,5 +1,7 @@
 """The body of a chat request."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from gateway.wire.openai.choice_fields import ChoiceFields
@@ -18,7 +20,7 @@ class ChatBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, ConversationF
     """OpenAI's chat request, plus our fields of an answer and of a conversation, and vLLM's sampling parameters."""
 
     model: str = Field(min_length=1)
-    messages: list[ChatTurn] = Field(min_length=1, json_schema_extra=ASKS)
+    messages: Annotated[list[ChatTurn], Field(fail_fast=True)] = Field(min_length=1, json_schema_extra=ASKS)
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     response_format: ResponseFormat | None = None

@@ -12,14 +12,16 @@ from gateway.wire.schemas import AnswerBody, MaxTokens, Question
 from protocol.errors import UnsupportedParameter
 from protocol.generation import Sampling
 
-_TokenIds = list[int]
+_Questions = Annotated[list[Question], Field(fail_fast=True)]
+_TokenIds = Annotated[list[int], Field(fail_fast=True)]
+_TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 
 
 class CompletionBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, SamplingFields):
     """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
 
     model: str = Field(min_length=1)
-    prompt: Question | Annotated[list[Question] | _TokenIds | list[_TokenIds], Field(min_length=1, max_length=2048)]
+    prompt: Question | Annotated[_Questions | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
     max_tokens: MaxTokens | None = None
     logprobs: TopLogprobs | None = None
 

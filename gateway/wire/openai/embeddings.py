@@ -13,14 +13,16 @@ from protocol.embeddings import EmbeddingRequest, Embeddings, TextKind
 from protocol.errors import UnsupportedParameter
 
 _Input = Annotated[Text, Field(min_length=1)]
-_TokenIds = list[int]
+_Inputs = Annotated[list[_Input], Field(fail_fast=True)]
+_TokenIds = Annotated[list[int], Field(fail_fast=True)]
+_TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 
 
 class EmbeddingsBody(OpenAIBody):
     """OpenAI's request for embeddings. ``input_type`` says whether the texts are documents or queries."""
 
     model: str = Field(min_length=1)
-    input: _Input | Annotated[list[_Input] | _TokenIds | list[_TokenIds], Field(min_length=1, max_length=2048)]
+    input: _Input | Annotated[_Inputs | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1, le=1_000_000)
     input_type: TextKind | None = None
@@ -58,14 +60,18 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-def embedding_list(body: EmbeddingsBody, found: Embeddings) -> EmbeddingList:
-    """The reply to a request, in the encoding that it asks for."""
+def encoded_embeddings(body: EmbeddingsBody, found: Embeddings) -> bytes:
+    """The reply to a request as JSON, an ``EmbeddingList``, with vectors in the encoding that it asks for.
+
+    Each vector is encoded by itself. In a thread, this lets others run in between: 2,048 vectors take 100 ms and more.
+    """
     encode = _base64 if body.encoding_format == "base64" else _floats
-    return EmbeddingList(
-        data=tuple(Embedding(index=number, embedding=encode(vector)) for number, vector in enumerate(found.vectors)),
-        model=body.model,
-        usage=EmbeddingUsage(found.tokens, found.tokens),
-    )
+    reply = EmbeddingList(data=(), model=body.model, usage=EmbeddingUsage(found.tokens, found.tokens))
+    vectors = [
+        msgspec.Raw(msgspec.json.encode(Embedding(index=number, embedding=encode(vector))))
+        for number, vector in enumerate(found.vectors)
+    ]
+    return msgspec.json.encode(msgspec.structs.asdict(reply) | {"data": vectors})
 
 
 def _floats(vector: bytes) -> list[float]:

@@ -1,7 +1,7 @@
 """The messages of a conversation, as OpenAI's clients send them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,7 +41,7 @@ class ChatTurn(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | list[ContentPart] | None = None
+    content: Text | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
     def to_protocol(self, param: str, text_types: Sequence[str] = ("text",)) -> ChatMessage:
         """Convert to the prompt layout's message. ``developer`` is OpenAI's newer name of ``system``.
@@ -53,14 +53,21 @@ class ChatTurn(BaseModel):
         unserved = next((name for name in _TOOL_FIELDS if extra.get(name)), None)
         if self.role in ("tool", "function") or unserved is not None:
             raise UnsupportedParameter("RAGTree serves neither tools nor audio.", f"{param}.{unserved or 'role'}")
-        role = "system" if self.role == "developer" else self.role
-        if not isinstance(self.content, list):
-            return ChatMessage(role, self.content or "")
-        for number, part in enumerate(self.content):
-            if part.type not in text_types:
-                raise UnsupportedParameter(
-                    f"RAGTree serves text only, not parts of the type {part.type!r}.", f"{param}.content.{number}.type"
-                )
-            if part.text is None:
-                raise InvalidRequest("A part with text needs its text.", f"{param}.content.{number}.text")
-        return ChatMessage(role, "".join(part.text or "" for part in self.content))
+        return chat_message(self.role, self.content, param, text_types)
+
+
+def chat_message(
+    role: str, content: str | Sequence[ContentPart] | None, param: str, text_types: Sequence[str]
+) -> ChatMessage:
+    """The prompt layout's message. Raises as ``ChatTurn.to_protocol`` does for parts that are no text."""
+    role = "system" if role == "developer" else role
+    if content is None or isinstance(content, str):
+        return ChatMessage(role, content or "")
+    for number, part in enumerate(content):
+        if part.type not in text_types:
+            raise UnsupportedParameter(
+                f"RAGTree serves text only, not parts of the type {part.type!r}.", f"{param}.content.{number}.type"
+            )
+        if part.text is None:
+            raise InvalidRequest("A part with text needs its text.", f"{param}.content.{number}.text")
+    return ChatMessage(role, "".join(part.text or "" for part in content))

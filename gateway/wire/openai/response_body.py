@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.wire.entries import at_most
 from gateway.wire.openai.conversation_fields import ConversationFields
-from gateway.wire.openai.messages import ChatTurn, ContentPart
+from gateway.wire.openai.messages import ContentPart, chat_message
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import JsonObject, NamedSchema, PlainText
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
@@ -39,7 +40,7 @@ class InputItem(BaseModel):
 
     type: Text | None = Field(default=None, examples=["message"])
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Text | list[ContentPart] | None = None
+    content: Text | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
     def to_protocol(self, param: str) -> ChatMessage:
         """Convert to the prompt layout's message. Raises UnsupportedParameter, or InvalidRequest without a role."""
@@ -47,21 +48,21 @@ class InputItem(BaseModel):
             raise UnsupportedParameter(f"RAGTree serves messages only, not {self.type!r}.", f"{param}.type")
         if self.role is None:
             raise InvalidRequest("A message needs a role.", f"{param}.role")
-        return ChatTurn(role=self.role, content=self.content).to_protocol(param, _TEXT_PARTS)
+        return chat_message(self.role, self.content, param, _TEXT_PARTS)
 
 
 class ResponseBody(OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
     """A request for one response, without tools and without state on the server."""
 
     model: str = Field(min_length=1)
-    input: Text | Annotated[list[InputItem], Field(min_length=1)]
+    input: Text | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
     instructions: Text | None = None
     stream: bool | None = None
     max_output_tokens: MaxTokens | None = None
     text: TextConfig = TextConfig()
-    include: list[Text] | None = Field(default=None, examples=[[_LOGPROBS]])
+    include: Annotated[list[Text], Field(fail_fast=True)] | None = Field(default=None, examples=[[_LOGPROBS]])
     top_logprobs: TopLogprobs | None = None
-    metadata: Annotated[dict[Text, Text], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[Text, Text], Field(max_length=16), at_most(16)] | None = None
 
     def refuse_unserved(self) -> None:
         """Raise UnsupportedParameter for a parameter that is not served, unless its value asks for nothing."""

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from gateway.wire.entries import at_most
 from gateway.wire.schemas import Seed, Temperature, Text, TopP
 from protocol.generation import Sampling
 
@@ -28,9 +29,9 @@ class SamplingFields(BaseModel):
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024), at_most(1024)] | None = None
     seed: Seed | None = None
-    stop: _StopString | Annotated[list[_StopString], Field(max_length=16)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Field(fail_fast=True, max_length=16)] | None = None
 
     def to_sampling(self, max_tokens: int, json_schema: str | None, top_logprobs: int | None) -> Sampling:
         """The sampling of an answer. ``top_logprobs`` is the number of alternatives; None for no log probabilities."""

@@ -1,0 +1,86 @@
+"""Routes whose JSON bodies are bounded in what they consist of, besides their bytes.
+
+Parsing and validation take time for each value, not for each byte: 256 KiB may be one long question, or 130,000
+numbers.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.off_loop import SHORT
+from gateway.wire.errors import http_error
+from protocol.errors import RagtreeError, TooManyValues
+
+MOST_VALUES = 2500
+_MOST_FIELDS = 100
+
+
+def json_values(body: bytes) -> int:
+    """At least as many as a JSON body has strings, numbers and other values, and exact if these are more than allowed.
+
+    The names of an object's fields do not count.
+    """
+    found = _separators(body)
+    if found <= MOST_VALUES:
+        return found
+    # Texts have commas and brackets, too. Without escapes, every other piece between quotation marks is a text.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = plain.count(b'"') // 2
+    if texts > 2 * MOST_VALUES:
+        # Each of them is a value, or the name of one.
+        return texts // 2
+    return _separators(b"".join(plain.split(b'"')[::2]))
+
+
+def require_few_values(body: bytes) -> None:
+    """Raise TooManyValues for a JSON body of more than ``MOST_VALUES`` values."""
+    if json_values(body) > MOST_VALUES:
+        raise TooManyValues(f"The body has more than {MOST_VALUES:,} JSON values, the limit of this path.")
+
+
+class BodyRefused(HTTPException):
+    """An error of ours about a body. While it reads one, FastAPI turns all others but this kind into a 400."""
+
+    def __init__(self, error: RagtreeError) -> None:
+        super().__init__(http_error(error).status, error.message)
+        self.error = error
+
+
+class JsonRoute(APIRoute):
+    """A route that refuses JSON bodies of more than ``MOST_VALUES`` values before it parses them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The framework's handler, on a request whose JSON is bounded."""
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            return await handle(_BoundedRequest(request.scope, request.receive))
+
+        return bounded
+
+
+class _BoundedRequest(Request):
+    async def json(self) -> Any:  # noqa: ANN401  # as in the class above
+        body = await self.body()
+        try:
+            require_few_values(body)
+        except TooManyValues as error:
+            raise BodyRefused(error) from error
+        parsed = await super().json()
+        if isinstance(parsed, dict) and len(parsed) > _MOST_FIELDS:
+            # The framework would describe each unknown one.
+            raise BodyRefused(TooManyValues(f"The body has more than {_MOST_FIELDS} fields, the limit of this path."))
+        if len(body) > SHORT:
+            # Parsing and validation each have a turn of the loop.
+            await asyncio.sleep(0)
+        return parsed
+
+
+def _separators(body: bytes) -> int:
+    return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
