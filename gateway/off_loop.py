@@ -11,6 +11,9 @@ from typing import TypeVar
 SHORT = 8192
 """Characters of text that are tokenised, cut into words or validated within 3 ms."""
 
+ITEM = 100
+"""Characters that take as long as one message or query to convert, besides its text."""
+
 T = TypeVar("T")
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from gateway.background.cache_jobs import CacheJob, CacheJobs, Ending
 from gateway.background.past_queries import PastQueries
 from gateway.background.replay import Replay
-from gateway.off_loop import off_loop
+from gateway.off_loop import ITEM, off_loop
 from gateway.wire.schemas import WarmBody
 from protocol.errors import RagtreeError
 from protocol.retrieval import SearchRequest
@@ -42,9 +42,8 @@ class WarmUps:
         Raises Conflict while another warm-up runs, and QuestionTooLong.
         """
         owner = body.tenant or tenant
-        # A query takes as long as some text to convert and to count.
         given = await off_loop(
-            100 * len(body.queries),
+            ITEM * len(body.queries),
             lambda: Counter(self._past.as_search(query, owner, body.collection) for query in body.queries),
         )
 

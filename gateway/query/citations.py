@@ -18,8 +18,8 @@ _ALONE = 0.5
 """Credit for a word that a passage has, but beside neither of its neighbours in the sentence."""
 _ASKED = 0.25
 """Weight of a word of the question: every passage that was found is likely to have it."""
-MOST_WORDS = 16_384
-"""Words of an answer that are compared. What stands behind them is not cited."""
+MOST_CHARACTERS = 65_536
+"""Characters of an answer that are compared with the passages. What stands behind them is not cited."""
 MOST_SPANS = 100
 """Sentences that are listed of those that rest on one passage: the first ones."""
 _SHORT = 3
@@ -69,11 +69,7 @@ def supports(answer: str, question: str, passages: Sequence[str]) -> tuple[Suppo
     texts = _Passages([_words(passage) for passage in passages])
     asked = set(_words(question))
     found: dict[int, list[tuple[float, Span]]] = {}
-    compared = 0
-    for span, words in _sentences(answer):
-        compared += len(words)
-        if compared > MOST_WORDS:
-            break
+    for span, words in _sentences(answer[:MOST_CHARACTERS]):
         overlaps = texts.overlaps(words, asked)
         least = max(LEAST_OVERLAP, LEAST_OF_BEST * max(overlaps.values(), default=0.0))
         for passage, overlap in overlaps.items():

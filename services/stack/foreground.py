@@ -1,6 +1,7 @@
 """Runs a stack in the current process: Ray, the Serve applications, and the gateway in front of them."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -145,6 +146,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # The collector would look at all that was imported and built again and again, and hold the loop meanwhile.
+            gc.collect()
+            gc.freeze()
             self._on_started()
 
 

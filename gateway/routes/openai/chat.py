@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from gateway.off_loop import ITEM, off_loop
 from gateway.routes.asking import start_choices, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
@@ -32,7 +33,7 @@ async def chat(
 ) -> Response:
     """Answer the last user message of a conversation from the documents of a collection."""
     body.refuse_unserved()
-    messages = [turn.to_protocol(f"messages.{number}") for number, turn in enumerate(body.messages)]
+    messages = await off_loop(ITEM * len(body.messages), body.conversation)
     sampling = body.sampling(gateway.settings.default_max_tokens)
     fields = QuestionFields("messages", schema="response_format")
     query = conversation_query(body, body.model, messages, fields, sampling, caller, gateway, body.follow_ups)

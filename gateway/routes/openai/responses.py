@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from gateway.off_loop import ITEM, off_loop
 from gateway.routes.asking import start_query, streamed
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
@@ -35,7 +36,9 @@ async def respond(
     """Answer an input like a chat."""
     body.refuse_unserved()
     sampling = body.sampling(gateway.settings.default_max_tokens)
-    query = conversation_query(body, body.model, body.messages(), _FIELDS, sampling, caller, gateway, body.follow_ups)
+    items = 1 if isinstance(body.input, str) else len(body.input)
+    messages = await off_loop(ITEM * items, body.messages)
+    query = conversation_query(body, body.model, messages, _FIELDS, sampling, caller, gateway, body.follow_ups)
     run = await start_query(query, gateway, ticket)
     accepted = sampling, query.query_id, query.model, int(run.transcript.arrived_at)
     if body.stream:

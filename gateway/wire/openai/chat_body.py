@@ -14,6 +14,7 @@ from gateway.wire.openai.stream_fields import StreamFields
 from gateway.wire.schemas import AnswerBody, MaxTokens
 from protocol.errors import InvalidRequest
 from protocol.generation import Sampling
+from protocol.prompts import ChatMessage
 
 
 class ChatBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
@@ -26,6 +27,10 @@ class ChatBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, ConversationF
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+
+    def conversation(self) -> list[ChatMessage]:
+        """The messages of the prompt layout. Raises UnsupportedParameter or InvalidRequest."""
+        return [turn.to_protocol(f"messages.{number}") for number, turn in enumerate(self.messages)]
 
     def sampling(self, default_max_tokens: int) -> Sampling:
         """The sampling of the answer. Raises InvalidRequest for ``top_logprobs`` without ``logprobs``."""
