@@ -44,6 +44,7 @@
       ConfigError                the configuration is not valid
         UnknownPolicy            no replacement policy has this name
       InternalError              a defect of RAGTree; its details are in the log, not in the message
+        IngestionAbandoned       the retriever did not survive ingesting a document, or has too little memory for it
 
 An error has a message for people and a ``code`` for programs. If one request field is to blame, ``param`` names it.
 Only the gateway knows HTTP statuses.
@@ -342,3 +343,9 @@ class InternalError(RagtreeError):
     def logged(cls) -> "InternalError":
         """The error of an exception that nothing expected, and that has been logged."""
         return cls("RAGTree had an internal error; its log has the details.")
+
+
+class IngestionAbandoned(InternalError):
+    """The retriever did not survive ingesting a document, or has too little memory for it. It is not tried again."""
+
+    code = "ingestion_abandoned"

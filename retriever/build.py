@@ -19,8 +19,10 @@ from retriever.index.read_write_lock import ReadWriteLock
 from retriever.index.rebuilder import Rebuilder
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.chunker import Chunker
+from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingester import Ingester
+from retriever.ingestion.reembedding import Reembedding
 from retriever.ingestion.upload_intake import UploadIntake
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.lifecycle import Lifecycle
@@ -31,6 +33,7 @@ from retriever.retriever import Retriever
 from retriever.search.proposals import Proposer
 from retriever.search.searcher import Searcher
 from retriever.settings import RetrieverSettings
+from retriever.store.attempts import Attempts
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
@@ -65,7 +68,7 @@ def build_retriever(
     builder = IndexBuilder(database, chunks, mapped, embedder.dimension, preparer.fingerprint, settings.index)
     rebuilder = Rebuilder(builder, wake_ingestion)
     catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
-    lexical = LexicalCatalog(database, chunks, data_dir / "lexical")
+    lexical = LexicalCatalog(database, chunks, data_dir / "lexical", preparer.fingerprint)
     replacement_lock = ReadWriteLock()
     counts = IngestCounts()
     searcher = Searcher(
@@ -79,18 +82,22 @@ def build_retriever(
         tracer or NoOpTracer(),
     )
     graph = build_graph(settings.graph, database, documents, chunks, searcher, embedder)
-    ingester = Ingester(
+    attempts = Attempts("item")
+    committer = Committer(
         database,
         documents,
+        chunks,
         jobs,
-        preparer,
+        attempts,
         catalog,
         lexical,
         replacement_lock,
-        settings.ingest,
         counts,
+        embedder.dimension,
+        preparer.fingerprint,
         on_change=graph.graph.changed if graph else None,
     )
+    ingester = Ingester(database, documents, jobs, attempts, preparer, catalog, committer, settings.ingest, counts)
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
     ingest_thread = WorkThread(
@@ -124,6 +131,8 @@ def build_retriever(
             preparer,
             catalog,
             lexical,
+            Reembedding(database, documents, preparer, Attempts("document"), settings.ingest.group_bytes),
+            ingester,
             ingest_thread,
             graph.graph if graph else None,
             sandboxed,

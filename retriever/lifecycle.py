@@ -8,7 +8,8 @@ from protocol.errors import Conflict
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer
-from retriever.ingestion.reembedding import reembed
+from retriever.ingestion.ingester import Ingester
+from retriever.ingestion.reembedding import Reembedding
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.store.chunks import Chunks
@@ -33,6 +34,8 @@ class Lifecycle:
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
         lexical: LexicalCatalog,
+        reembedding: Reembedding,
+        ingester: Ingester,
         ingest_thread: WorkThread,
         graph: RetrieverGraph | None,
         loaders: SandboxedLoaders,
@@ -44,6 +47,8 @@ class Lifecycle:
         self._preparer = preparer
         self._catalog = catalog
         self._lexical = lexical
+        self._reembedding = reembedding
+        self._ingester = ingester
         self._ingest_thread = ingest_thread
         self._graph = graph
         self._loaders = loaders
@@ -64,18 +69,21 @@ class Lifecycle:
             self._data_lock.acquire(timeout=_LOCK_TIMEOUT_S)
         except Timeout as error:
             raise Conflict(f"another retriever is using {self.data_dir}") from error
+        self._lexical.sweep()
         with self._database.read() as transaction:
             self._preparer.start_ids_after(self._chunks.last_id(transaction))
-        reembed(self._database, self._documents, self._preparer)
+        self._reembedding.run()
         self._catalog.open()
         self._lexical.open()
         if self._graph is not None:
             self._graph.open()
+        self._ingester.open()
         self._ingest_thread.start()
 
     def close(self) -> None:
         """Finish the current group, save the indexes and release the folder. Queued documents stay queued."""
         self._ingest_thread.close()
+        self._ingester.close()
         if self._graph is not None:
             self._graph.close()
         self._loaders.close()

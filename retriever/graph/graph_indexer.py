@@ -110,6 +110,7 @@ class GraphIndexer:
         vectors: Mapping[str, Vector],
     ) -> None:
         live = self._chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
+        self._groups.forget_attempts(transaction, [chunk.id for chunk, _ in stated])
         kept = [(chunk, statements) for chunk, statements in stated if chunk.id in live]
         used = {key for _, statements in kept for statement in statements or () for key in statement.keys}
         new = {key: name for key, name in missing.items() if key in used}

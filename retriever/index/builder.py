@@ -116,7 +116,9 @@ class IndexBuilder:
         return MappedIVFIndex.open(*saved, self._settings)
 
     def _vectors(self, transaction: Transaction, ids: Ids) -> tuple[Ids, Vector]:
-        parts = list(self._chunks.vectors(transaction, ids, self._dimension))
-        if not parts:
-            return np.zeros(0, np.int64), np.zeros((0, self._dimension), np.float32)
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        found, vectors, size = np.empty(len(ids), np.int64), np.empty((len(ids), self._dimension), np.float32), 0
+        # Each part is copied when it is read, so that they do not lie in memory twice.
+        for part, of_part in self._chunks.vectors(transaction, ids, self._dimension):
+            found[size : size + len(part)], vectors[size : size + len(part)] = part, of_part
+            size += len(part)
+        return found[:size], vectors[:size]

@@ -1,10 +1,9 @@
 """Prepare documents for the store: cut, embed, number and locate their chunks, and say what each of them states."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
-
-import numpy as np
 
 from protocol.errors import EmptyDocument
 from protocol.graph import Triplet
@@ -12,9 +11,11 @@ from retriever.embedding.base import Embedder, Vector
 from retriever.embedding.vector_checks import checked_vectors
 from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.line_counter import LineCounter
-from retriever.ingestion.triplet_placement import triplets_by_chunk
-from retriever.store.chunks import Ids
-from retriever.store.prepared_chunk import PreparedChunk
+from retriever.ingestion.triplet_placement import placed_triplets, triplets_by_chunk
+from retriever.store.prepared_chunk import ChunkText, PreparedChunk
+
+_CHUNKS_OF_A_PART = 128
+"""About as many as a group of short documents has."""
 
 
 class SourceText(NamedTuple):
@@ -57,11 +58,7 @@ class ChunkPreparer:
         if not all(cut):
             # The text has characters besides white space, but no token.
             raise EmptyDocument("the document has no text")
-        vectors = self._embedder.embed_documents([chunk.text for chunks in cut for chunk in chunks])
-        checked_vectors(vectors, self._embedder.dimension)
-        with self._id_lock:
-            first = self._next_id
-            self._next_id += len(vectors)
+        first, vectors = self._embedded([chunk for chunks in cut for chunk in chunks])
         prepared: list[list[PreparedChunk]] = []
         at = 0
         for source, chunks in zip(sources, cut, strict=True):
@@ -76,12 +73,60 @@ class ChunkPreparer:
             at += len(chunks)
         return prepared
 
+    def parts(self, source: SourceText) -> "DocumentParts":
+        """Return a long document, of which each part of its chunks is cut and embedded when it is asked for."""
+        return DocumentParts(self._chunker, self._embedded, source)
 
-def ids_of(chunks: Sequence[PreparedChunk]) -> Ids:
-    """Return the ids of chunks, [n]."""
-    return np.array([chunk.id for chunk in chunks], np.int64)
+    def _embedded(self, chunks: Sequence[ChunkText]) -> tuple[int, Vector]:
+        """Embed chunks. Return the id of the first of them, which the others follow, and the vectors."""
+        vectors = self._embedder.embed_documents([chunk.text for chunk in chunks])
+        checked_vectors(vectors, self._embedder.dimension)
+        with self._id_lock:
+            first = self._next_id
+            self._next_id += len(vectors)
+        return first, vectors
 
 
-def vectors_of(chunks: Sequence[PreparedChunk]) -> Vector:
-    """Return the embeddings of chunks, [n, dimension]; n must not be 0."""
-    return np.stack([chunk.embedding for chunk in chunks])
+class DocumentParts:
+    """The chunks of one document, part by part, so that memory does not grow with its length."""
+
+    def __init__(
+        self, chunker: Chunker, embedded: Callable[[Sequence[ChunkText]], tuple[int, Vector]], source: SourceText
+    ) -> None:
+        self._chunker = chunker
+        self._embedded = embedded
+        self._source = source
+        self._chunks = chunker.cut(source.text, source.title)
+        self._lines = LineCounter(source.text)
+        self._stated: Mapping[int, tuple[Triplet, ...]] | None = None
+        self._cut: list[ChunkText] = []
+        self._position = 0
+
+    def next(self) -> list[PreparedChunk]:
+        """Return the next part; an empty list at the end. After an error, the same part is tried again.
+
+        Raises as ``ChunkPreparer.prepare``.
+        """
+        if self._stated is None:
+            # Where a triplet is stated depends on all chunks. Cutting twice costs little beside embedding once.
+            texts = (chunk.text for chunk in self._chunker.cut(self._source.text, self._source.title))
+            self._stated = placed_triplets(texts, self._source.triplets)
+        self._cut = self._cut or list(islice(self._chunks, _CHUNKS_OF_A_PART))
+        if not self._cut:
+            if not self._position:
+                raise EmptyDocument("the document has no text")
+            return []
+        first, vectors = self._embedded(self._cut)
+        prepared = [
+            PreparedChunk(
+                first + n,
+                chunk,
+                vectors[n],
+                self._lines.of(chunk.start, chunk.end),
+                self._stated.get(self._position + n, ()),
+            )
+            for n, chunk in enumerate(self._cut)
+        ]
+        self._position += len(prepared)
+        self._cut = []
+        return prepared

@@ -7,12 +7,13 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError
-from retriever.ingestion.section_starts import section_starts
+from retriever.ingestion.piece_starts import LONGEST_PIECE, WINDOW, PieceStarts
+from retriever.ingestion.section_starts import SectionCursor
 from retriever.settings import ChunkSettings
 from retriever.store.prepared_chunk import ChunkText
 
-_LONGEST_PIECE = 32
-"""Characters. Some tokenizers make one unknown token of a word of any length, but the LLM pays for all of it."""
+_MOST_PIECES_OF_A_CHARACTER = 64
+"""A character becomes up to 18 others when it is normalized, of up to three bytes each."""
 
 
 class Chunker:
@@ -22,13 +23,15 @@ class Chunker:
 
     Every chunk starts with the document's title, if there is one, so that the prompt and the embedding both contain it.
     A chunk has at most ``limit`` tokens, title included. Every character except white space is part of some chunk.
-    Raises ConfigError if the limit is below 8 tokens or the overlap exceeds half a chunk.
+    A text is tokenized a ``window`` of characters at a time. Raises ConfigError if the limit is below 8 tokens or the
+    overlap exceeds half a chunk.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int, settings: ChunkSettings) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, settings: ChunkSettings, window: int = WINDOW) -> None:
         self.limit = min(settings.size, max_tokens)
         self._overlap = min(settings.overlap, self.limit // 2)
         self._tokenizer = tokenizer
+        self._window = window
         if self.limit < 8:
             raise ConfigError(f"a chunk must have at least 8 tokens, not {self.limit}")
         if not 0 <= settings.overlap <= settings.size // 2:
@@ -41,28 +44,39 @@ class Chunker:
 
     def chunks(self, text: str, title: str | None = None) -> list[ChunkText]:
         """Return the chunks of a text in order; none if the text is blank."""
+        return list(self.cut(text, title))
+
+    def cut(self, text: str, title: str | None = None) -> Iterator[ChunkText]:
+        """Yield the chunks of a text in order. Memory does not grow with the text."""
         heading = self._heading(title)
         # Most documents are short, and one pass is enough for them.
-        if len(text) <= self.limit * _LONGEST_PIECE and text.strip():
+        if len(text) <= self.limit * LONGEST_PIECE and text.strip():
             whole = _with_heading(heading, text.strip())
             if self._count(whole) <= self.limit:
                 start = len(text) - len(text.lstrip())
-                return [_chunk(whole, start, start + len(text.strip()))]
-        return list(self._cut(text, heading))
+                yield _chunk(whole, start, start + len(text.strip()))
+                return
+        yield from self._cut(text, heading)
 
     def _cut(self, text: str, heading: str) -> Iterator[ChunkText]:
-        starts = self._piece_starts(text)
-        # Some tokenizers put line feeds and what follows into one piece.
-        sections = [bisect_right(starts, offset) - 1 for offset in section_starts(text)]
+        pieces, sections = PieceStarts(self._tokenizer, text, self._window), SectionCursor(text)
+        starts = pieces.offsets
         room = self.limit - (self._count(heading) if heading else 0)
         overlap = min(self._overlap, room // 2)
         slack = room // 8
         first = covered = 0
-        while first < len(starts):
+        while True:
+            # Word starts are looked for also before the first piece of a chunk.
+            pieces.drop(max(0, first - self.limit))
+            first = min(first, self.limit)
+            pieces.read(first + room + _MOST_PIECES_OF_A_CHARACTER)
+            if first >= len(starts):
+                return
             last = min(first + room, len(starts))
             section = None
             if last < len(starts):
-                section = _last_between(sections, first + room // 2, last)
+                beyond = starts[last + 1] if last + 1 < len(starts) else len(text)
+                section = _piece_in(starts, first + room // 2, sections.last_before(beyond))
                 last = section or _whole(starts, first, _word_start(text, starts, last, last - slack))
             while True:
                 begin = starts[first] if first else 0
@@ -90,20 +104,14 @@ class Chunker:
         """Return the title, shortened to a quarter of a chunk."""
         if not title or not title.strip():
             return ""
-        title = " ".join(title.split())
-        starts = self._piece_starts(title)
+        title = " ".join(title[: self.limit * LONGEST_PIECE].split())
         most = self.limit // 4
-        return title if len(starts) <= most else title[: starts[most]].rstrip()
+        pieces = PieceStarts(self._tokenizer, title, self._window)
+        pieces.read(most + 1)
+        return title if len(pieces.offsets) <= most else title[: pieces.offsets[most]].rstrip()
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _piece_starts(self, text: str) -> list[int]:
-        """Return the offsets of the pieces: each token, with overlong tokens split."""
-        starts: list[int] = []
-        for start, end in self._tokenizer.encode(text, add_special_tokens=False).offsets:
-            starts.extend(range(start, max(end, start + 1), _LONGEST_PIECE))
-        return starts
 
 
 def _word_start(text: str, starts: list[int], at: int, lowest: int) -> int:
@@ -116,10 +124,10 @@ def _word_start(text: str, starts: list[int], at: int, lowest: int) -> int:
     return at
 
 
-def _last_between(pieces: list[int], lowest: int, highest: int) -> int | None:
-    """Return the last of the pieces from ``lowest`` to ``highest``."""
-    at = bisect_right(pieces, highest) - 1
-    return pieces[at] if at >= 0 and pieces[at] >= lowest else None
+def _piece_in(starts: list[int], lowest: int, section: int) -> int | None:
+    """Return the piece that a section starts in, or None if that is before the ``lowest``."""
+    # Some tokenizers put line feeds and what follows into one piece.
+    return bisect_right(starts, section) - 1 if section >= starts[lowest] else None
 
 
 def _whole(starts: list[int], first: int, at: int) -> int:

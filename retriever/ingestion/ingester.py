@@ -2,35 +2,42 @@
 
 import sqlite3
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
 
 from protocol.documents import JobError
-from protocol.errors import InternalError, RagtreeError, StorageFull, Unavailable
+from protocol.errors import IngestionAbandoned, InternalError, RagtreeError, StorageFull, Unavailable
 from retriever.index.catalog import IndexCatalog
-from retriever.index.read_write_lock import ReadWriteLock
-from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText, ids_of, vectors_of
+from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
+from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingest_counts import IngestCounts
-from retriever.lexical.lexical_catalog import LexicalCatalog
+from retriever.ingestion.long_document import LongDocument
 from retriever.settings import IngestSettings
+from retriever.store.attempts import MOST_ATTEMPTS, Attempts
 from retriever.store.database import Database
 from retriever.store.documents import Documents
+from retriever.store.incoming_document import IncomingDocument
 from retriever.store.jobs import ItemResult, JobItem, Jobs
-from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.staged_chunks import StagedChunks
 
 _log = structlog.get_logger(__name__)
 _TRANSIENT = (Unavailable, StorageFull, sqlite3.Error, OSError)
 
 
+class _Queued(NamedTuple):
+    item: JobItem
+    document: IncomingDocument
+
+
 class Ingester:
     """Ingests the queue in order of arrival, one group of documents at a time. Only it changes the indexes.
 
-    A group becomes visible in one commit. New vectors enter the index before the commit, and old ones leave it after.
-    So the store resolves every hit of a concurrent search to one side of the commit. The same commit removes the items
-    from the queue, so a crash loses nothing and repeats nothing. ``on_change`` is called with a collection
-    after documents have come or gone.
+    A document that is too long for a group is prepared in parts, between which groups of short documents behind it are
+    ingested. An attempt at each document is recorded before it begins. A document that a process did not survive is
+    tried alone, and fails after ``MOST_ATTEMPTS`` of them.
     """
 
     def __init__(
@@ -38,46 +45,56 @@ class Ingester:
         database: Database,
         documents: Documents,
         jobs: Jobs,
+        attempts: Attempts,
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
-        lexical: LexicalCatalog,
-        replacement_lock: ReadWriteLock,
+        committer: Committer,
         settings: IngestSettings,
         counts: IngestCounts,
-        on_change: Callable[[int], None] | None = None,
     ) -> None:
         self._database = database
         self._documents = documents
         self._jobs = jobs
+        self._attempts = attempts
+        self._staged = StagedChunks()
         self._preparer = preparer
         self._catalog = catalog
-        self._lexical = lexical
-        self._replacement_lock = replacement_lock
+        self._committer = committer
         self._settings = settings
         self._counts = counts
-        self._on_change = on_change
-        self._removals: deque[tuple[int, list[int]]] = deque()
+        self._long: LongDocument | None = None
+        self._long_is_next = False
         self._group_lock = threading.Lock()
+
+    def open(self) -> None:
+        """Drop what an earlier process has staged. Raises StorageFull."""
+        with self._database.write() as transaction:
+            self._staged.clear(transaction)
 
     def remove_from_indexes(self, collection: int, chunk_ids: list[int]) -> None:
         """Schedule the removal of chunks that the store no longer has. Thread-safe."""
-        self._removals.append((collection, chunk_ids))
+        self._committer.remove_from_indexes(collection, chunk_ids)
 
     def ingest_next_group(self) -> bool:
-        """Ingest the next group, after pending index updates. Return False if the queue is empty.
+        """Ingest the next group, or a part of a long document, after pending index updates.
 
-        Raises Unavailable, StorageFull or sqlite3.Error if a retry may succeed. The documents then stay queued.
+        Return False if the queue is empty. Raises Unavailable, StorageFull, OSError or sqlite3.Error if a retry may
+        succeed. The documents then stay queued.
         """
         with self._group_lock:
             self._catalog.install_rebuilt()
-            self._remove_scheduled()
-            with self._database.read() as transaction:
-                group = self._jobs.next_group(transaction, self._settings.group_documents, self._settings.group_bytes)
-            if group:
-                self._ingest(group)
+            self._committer.remove_scheduled()
+            group = self._next_group()
+            if self._long and (self._long_is_next or not group):
+                self._long_is_next = False
+                self._try([self._long.item])
+            elif group:
+                self._long_is_next = True
+                self._try(group)
             else:
                 self._catalog.save()
-            return bool(group)
+                return False
+            return True
 
     def wait_for_indexes(self) -> None:
         """Return when no index rebuild is pending for what has been ingested. Ingestion continues."""
@@ -86,20 +103,37 @@ class Ingester:
             pass
         self._catalog.wait()
 
-    def _ingest(self, group: Sequence[JobItem]) -> None:
+    def close(self) -> None:
+        """Take back the attempts at what is not done, because this process has survived them."""
+        # Without it, an attempt too many counts. The rest of the retriever closes all the same.
+        with suppress(RagtreeError, sqlite3.Error), self._database.write() as transaction:
+            self._attempts.take_back(transaction)
+
+    def _next_group(self) -> list[JobItem]:
+        with self._database.read() as transaction:
+            return self._jobs.next_group(
+                transaction,
+                self._settings.group_documents,
+                self._settings.group_bytes,
+                self._attempts.lost(transaction),
+                only_short=self._long is not None,
+            )
+
+    def _try(self, group: Sequence[JobItem]) -> None:
         try:
             with self._database.write() as transaction:
+                lost = self._attempts.lost(transaction).get(group[0].seq, 0)
+                # What an earlier call has tried, and is still to be done, would not be to blame if this one ended.
+                self._attempts.take_back(transaction)
+                self._attempts.begin(transaction, [item.seq for item in group])
                 self._jobs.start(transaction, group)
-            self._ingest_or_split(group)
+            if lost >= MOST_ATTEMPTS:
+                reason = f"the retriever ended {lost} times while it ingested this document; it is not tried again"
+                self._fail(group[0], IngestionAbandoned(reason))
+            else:
+                self._ingest_or_split(group)
         except StorageFull as error:
-            _log.error("disk full, jobs failed", jobs=len({item.job_id for item in group}))
-            # Removing the queued items frees space, so this commit usually succeeds.
-            with self._database.write() as transaction:
-                failed = sum(
-                    self._jobs.fail_rest(transaction, job_id, error.code, error.message)
-                    for job_id in {item.job_id for item in group}
-                )
-            self._counts.add(["failed"] * failed)
+            self._fail_jobs(group, error)
         except Unavailable:
             with self._database.write() as transaction:
                 self._jobs.requeue(transaction, group)
@@ -107,7 +141,7 @@ class Ingester:
 
     def _ingest_or_split(self, group: Sequence[JobItem]) -> None:
         try:
-            self._prepare_and_commit(group)
+            self._ingest(group)
         except _TRANSIENT:
             raise
         except Exception as error:
@@ -118,81 +152,63 @@ class Ingester:
             else:
                 self._fail(group[0], error)
 
-    def _prepare_and_commit(self, group: Sequence[JobItem]) -> None:
-        with self._database.read() as transaction:
-            unchanged = [
-                item
-                for item in group
-                if self._documents.content_hash(transaction, item.collection, item.document.document_id)
-                == item.document.content_hash
-            ]
-        changed = [item for item in group if item not in unchanged]
+    def _ingest(self, group: Sequence[JobItem]) -> None:
+        if self._long and self._long.item == group[0]:
+            self._ingest_part(self._long)
+            return
+        queued, unchanged = self._read(group)
+        if len(group) == 1 and queued and group[0].bytes > self._settings.group_bytes:
+            self._long = LongDocument(self._database, self._jobs, self._staged, self._preparer, *queued[0])
+            self._ingest_part(self._long)
+            return
         prepared = self._preparer.prepare(
-            [SourceText(item.document.text, item.document.title, item.document.triplets) for item in changed]
+            [SourceText(document.text, document.title, document.triplets) for _, document in queued]
         )
         results = [ItemResult(item, "unchanged") for item in unchanged]
-        results += [ItemResult(item, "stored") for item in changed]
-        self._commit(results, {item.seq: chunks for item, chunks in zip(changed, prepared, strict=True)})
+        results += [ItemResult(item, "stored") for item, _ in queued]
+        self._committer.commit_group(
+            results,
+            {item.seq: (document, chunks) for (item, document), chunks in zip(queued, prepared, strict=True)},
+        )
 
-    def _commit(self, results: Sequence[ItemResult], prepared: dict[int, list[PreparedChunk]]) -> None:
-        """Replace old documents by new ones, all or none."""
-        added: dict[int, list[PreparedChunk]] = defaultdict(list)
-        removed: dict[int, list[int]] = defaultdict(list)
-        with self._replacement_lock.writing():
-            try:
-                with self._database.write() as transaction:
-                    still_queued = self._jobs.still_queued(transaction, [result.item for result in results])
-                    for item, _, _ in results:
-                        if item.seq in still_queued and item.seq in prepared:
-                            chunks = prepared[item.seq]
-                            removed[item.collection] += self._documents.put(
-                                transaction, item.collection, item.document, chunks, self._preparer.fingerprint
-                            )
-                            added[item.collection] += chunks
-                    finished = [result for result in results if result.item.seq in still_queued]
-                    self._jobs.finish(transaction, finished)
-                    for collection, chunks in added.items():
-                        self._catalog.add(collection, ids_of(chunks), vectors_of(chunks))
-                        self._lexical.change(collection, [(chunk.id, chunk.chunk.text) for chunk in chunks])
-            except BaseException:
-                for collection, chunks in added.items():
-                    self.remove_from_indexes(collection, [chunk.id for chunk in chunks])
-                raise
-            self._counts.add(result.outcome for result in finished)
-            for collection, chunk_ids in removed.items():
-                self.remove_from_indexes(collection, chunk_ids)
-        self._remove_scheduled()
-        for collection in added:
-            self._catalog.rebuild_if_due(collection)
-            self._report(collection)
+    def _read(self, group: Sequence[JobItem]) -> tuple[list[_Queued], list[JobItem]]:
+        """Return the documents of a group that are still queued, and the items of those that are stored already."""
+        changed: list[_Queued] = []
+        unchanged: list[JobItem] = []
+        with self._database.read() as transaction:
+            for item in group:
+                document = self._jobs.document(transaction, item)
+                if document is None:
+                    continue
+                stored = self._documents.content_hash(transaction, item.collection, item.document_id)
+                if stored == document.content_hash:
+                    unchanged.append(item)
+                else:
+                    changed.append(_Queued(item, document))
+        return changed, unchanged
 
-    def _remove_scheduled(self) -> None:
-        """Remove the scheduled chunks. All of a collection share one change of its lexical index.
-
-        If the disk fails, all of them stay scheduled. Raises OSError.
-        """
-        removed: dict[int, list[int]] = defaultdict(list)
-        while self._removals:
-            collection, chunk_ids = self._removals.popleft()
-            removed[collection] += chunk_ids
-        try:
-            for collection, chunk_ids in removed.items():
-                self._catalog.remove(collection, chunk_ids)
-                self._lexical.change(collection, [], chunk_ids)
-                self._catalog.rebuild_if_due(collection)
-                self._report(collection)
-        except OSError:
-            # Removing a chunk twice does no harm.
-            self._removals.extend(removed.items())
-            raise
-
-    def _report(self, collection: int) -> None:
-        if self._on_change is not None:
-            self._on_change(collection)
+    def _ingest_part(self, long: LongDocument) -> None:
+        if not long.stage_part():
+            self._committer.commit_staged(long.item, long.document)
+            self._long = None
 
     def _fail(self, item: JobItem, error: Exception) -> None:
+        if self._long and self._long.item == item:
+            self._long = None
+        if isinstance(error, MemoryError):
+            error = IngestionAbandoned("the retriever has too little memory for this document")
         if not isinstance(error, RagtreeError):
             _log.error("document not ingested", job=item.job_id, line=item.line, exc_info=error)
             error = InternalError("the document could not be ingested; see the log for details")
-        reported = JobError(error.code, error.message, item.document.document_id, item.line)
-        self._commit([ItemResult(item, "failed", reported)], {})
+        reported = JobError(error.code, error.message, item.document_id, item.line)
+        self._committer.commit_group([ItemResult(item, "failed", reported)], {})
+
+    def _fail_jobs(self, group: Sequence[JobItem], error: StorageFull) -> None:
+        """Fail all that is queued of a group's jobs. That frees space, so the commit usually succeeds."""
+        jobs = {item.job_id for item in group}
+        _log.error("disk full, jobs failed", jobs=len(jobs))
+        with self._database.write() as transaction:
+            failed = sum(self._jobs.fail_rest(transaction, job_id, error.code, error.message) for job_id in jobs)
+        if self._long and self._long.item.job_id in jobs:
+            self._long = None
+        self._counts.add(["failed"] * failed)

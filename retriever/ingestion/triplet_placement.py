@@ -1,7 +1,7 @@
 """Which chunks of a document state the triplets that were uploaded with it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.graph import Triplet
 from retriever.graph.name_finder import NameFinder
@@ -12,21 +12,35 @@ MOST_CHUNKS = 16
 
 
 def triplets_by_chunk(chunks: Sequence[str], triplets: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
-    """Return the triplets of each chunk of a document, in their order. There must be a chunk.
+    """Return the triplets of each chunk of a document, in their order."""
+    placed = placed_triplets(chunks, triplets)
+    return [placed.get(position, ()) for position in range(len(chunks))]
+
+
+def placed_triplets(chunks: Iterable[str], triplets: Sequence[Triplet]) -> Mapping[int, tuple[Triplet, ...]]:
+    """Return the triplets of those chunks of a document that state any, by the chunk's position, in their order.
 
     A triplet is stated by the first ``MOST_CHUNKS`` chunks that name both of its ends. If there is none, it is stated
-    by the first chunk that names one of them, or else by the first chunk.
+    by the first chunk that names one of them, or else by the first chunk. Chunks are read once and not kept.
     """
-    keys = {end: name_key(end) for triplet in triplets for end in (triplet.head, triplet.tail)}
-    finder = NameFinder(keys.values())
-    naming: dict[str, set[int]] = defaultdict(set)
-    if triplets:
-        for number, text in enumerate(chunks):
-            for key in finder.found_in(text):
-                naming[key].add(number)
-    stated: list[list[Triplet]] = [[] for _ in chunks]
-    for triplet in triplets:
-        heads, tails = naming[keys[triplet.head]], naming[keys[triplet.tail]]
-        for number in sorted(heads & tails)[:MOST_CHUNKS] or [min(heads | tails, default=0)]:
-            stated[number].append(triplet)
-    return [tuple(found) for found in stated]
+    keys = [(name_key(triplet.head), name_key(triplet.tail)) for triplet in triplets]
+    finder = NameFinder(key for ends in keys for key in ends)
+    of_head: dict[str, set[int]] = defaultdict(set)
+    for number, (head, _) in enumerate(keys):
+        of_head[head].add(number)
+    places: list[list[int]] = [[] for _ in triplets]
+    first: dict[str, int] = {}
+    for position, text in enumerate(chunks if triplets else ()):
+        found = finder.found_in(text)
+        for key in found:
+            first.setdefault(key, position)
+            for number in tuple(of_head.get(key, ())):
+                if keys[number][1] in found:
+                    places[number].append(position)
+                    if len(places[number]) == MOST_CHUNKS:
+                        of_head[key].discard(number)
+    stated: dict[int, list[Triplet]] = defaultdict(list)
+    for triplet, ends, positions in zip(triplets, keys, places, strict=True):
+        for position in positions or [min((first[key] for key in ends if key in first), default=0)]:
+            stated[position].append(triplet)
+    return {position: tuple(found) for position, found in stated.items()}

@@ -1,11 +1,13 @@
 """The catalog: one lexical index per collection."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import structlog
+from blake3 import blake3
 
 from retriever.lexical.lexical_index import LexicalIndex
 from retriever.lexical.words import ANALYZER_VERSION
@@ -19,43 +21,64 @@ class LexicalCatalog:
     """The lexical indexes of all collections, by collection key, below ``folder``.
 
     Any thread may call ``get``. All other methods change indexes and belong to one thread. The store is the source of
-    truth: ``open`` compares each index with it id by id, and corrects it before any search.
+    truth: ``open`` compares each index with it id by id, and corrects it before any search. ``sweep`` comes before any
+    id is given to a chunk. Otherwise, an id that a crash has left in an index alone would name another chunk there. An
+    index of chunks with another ``fingerprint`` is not used.
     """
 
-    def __init__(self, database: Database, chunks: Chunks, folder: Path) -> None:
+    def __init__(self, database: Database, chunks: Chunks, folder: Path, fingerprint: str) -> None:
         self._database = database
         self._chunks = chunks
         self._folder = folder
-        self._current = folder / f"words-{ANALYZER_VERSION}"
+        version = blake3(f"{ANALYZER_VERSION} {fingerprint}".encode()).hexdigest(6)
+        self._current = folder / f"words-{int(version, 16)}"
         self._indexes: dict[int, LexicalIndex] = {}
 
     def get(self, collection: int) -> LexicalIndex | None:
         """Return a collection's index, or None if it has none."""
         return self._indexes.get(collection)
 
-    def open(self) -> None:
-        """Open the index of every collection that has chunks, and delete all others. Raises OSError."""
+    def sweep(self) -> None:
+        """Delete the indexes of collections without chunks, and what the others have but the store has not.
+
+        Raises OSError.
+        """
         with self._database.read() as transaction:
             collections = self._chunks.collections(transaction)
         for folder in self._superfluous(collections):
             shutil.rmtree(folder)
         for collection in collections:
+            if not (self._current / str(collection)).exists():
+                continue
+            index = self._opened(collection)
+            with self._database.read() as transaction:
+                stale = np.setdiff1d(index.ids(), self._chunks.ids(transaction, collection))
+            if len(stale):
+                index.change(removed=stale.tolist())
+
+    def open(self) -> None:
+        """Open the index of every collection that has chunks. Raises OSError."""
+        with self._database.read() as transaction:
+            collections = self._chunks.collections(transaction)
+        for collection in collections:
             index = self._opened(collection)
             self._reconcile(index, collection)
             self._indexes[collection] = index
 
-    def change(self, collection: int, added: Sequence[tuple[int, str]], removed: Sequence[int] = ()) -> None:
-        """Add chunks, as (id, text), to a collection's index, and remove others. Raises OSError."""
-        index = self._indexes.get(collection)
-        if index is None:
-            if not added:
-                return
-            index = self._opened(collection)
-        index.change(added, removed)
+    def add(self, collection: int, added: Iterable[tuple[int, str]]) -> None:
+        """Add chunks, as (id, text), to a collection's index, creating it if necessary. Raises OSError."""
+        index = self._indexes.get(collection) or self._opened(collection)
+        index.change(added)
         self._indexes[collection] = index
 
+    def remove(self, collection: int, removed: Sequence[int]) -> None:
+        """Remove chunks from a collection's index. Unknown ids are ignored. Raises OSError."""
+        index = self._indexes.get(collection)
+        if index is not None and removed:
+            index.change(removed=removed)
+
     def _superfluous(self, collections: Sequence[int]) -> Iterator[Path]:
-        """The folders of other versions of the analyzer, and of collections without chunks."""
+        """The folders of other analyzers and fingerprints, and of collections without chunks."""
         named = {str(collection) for collection in collections}
         if self._folder.exists():
             yield from (folder for folder in self._folder.iterdir() if folder != self._current)
@@ -78,8 +101,7 @@ class LexicalCatalog:
         with self._database.read() as transaction:
             live, held = self._chunks.ids(transaction, collection), index.ids()
             missing, stale = np.setdiff1d(live, held), np.setdiff1d(held, live)
-            index.change(removed=stale.tolist())
-            for texts in self._chunks.texts(transaction, missing):
-                index.change(texts)
+            if len(missing) or len(stale):
+                index.change(chain.from_iterable(self._chunks.texts(transaction, missing)), stale.tolist())
         if len(missing) or len(stale):
             _log.info("lexical index corrected", collection=collection, added=len(missing), removed=len(stale))

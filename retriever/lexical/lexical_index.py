@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -83,10 +83,8 @@ class LexicalIndex:
                 return LexicalHits(hits.ids[:k], hits.scores[:k])
             deep *= _DEEPER
 
-    def change(self, added: Sequence[tuple[int, str]] = (), removed: Sequence[int] = ()) -> None:
+    def change(self, added: Iterable[tuple[int, str]] = (), removed: Sequence[int] = ()) -> None:
         """Add chunks, as (id, text), and remove others; unknown ids are ignored. Raises OSError."""
-        if not added and not removed:
-            return
         with self._writer() as writer:
             for id_ in removed:
                 writer.delete_documents_by_term(_ID, id_)

@@ -20,6 +20,7 @@ Ids = npt.NDArray[np.int64]
 """Chunk ids, [n]."""
 
 _ROWS_AT_ONCE = 8192
+_TEXTS_AT_ONCE = 256
 _CHUNK = """SELECT c.id, c.position, c.text, c.content_hash, c.first_line, c.last_line, d.document_id, d.filename,
                    d.title, d.attributes, d.pages """
 
@@ -112,11 +113,11 @@ class Chunks:
                 )
 
     def texts(self, transaction: Transaction, ids: Ids) -> Iterator[list[tuple[int, str]]]:
-        """Yield the texts of chunks in parts of up to 8,192, as (id, text)."""
-        for at in range(0, len(ids), _ROWS_AT_ONCE):
+        """Yield the texts of chunks in parts of up to 256, as (id, text)."""
+        for at in range(0, len(ids), _TEXTS_AT_ONCE):
             rows = transaction.execute(
                 "SELECT c.id, c.text FROM json_each(?) AS wanted CROSS JOIN chunks c ON c.id = wanted.value",
-                (json.dumps(ids[at : at + _ROWS_AT_ONCE].tolist()),),
+                (json.dumps(ids[at : at + _TEXTS_AT_ONCE].tolist()),),
             )
             yield [(row["id"], row["text"]) for row in rows]
 

@@ -2,7 +2,8 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,10 +16,18 @@ from retriever.store.filter_sql import kind_of
 from retriever.store.incoming_document import IncomingDocument
 from retriever.store.orphans import Orphans
 from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.staged_chunks import StagedChunks
 from retriever.store.triplet_column import stored
 
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
                   (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
+
+
+class Replaced(NamedTuple):
+    """The ids of the chunks that a document had, and of those that it has."""
+
+    removed: list[int]
+    added: list[int]
 
 
 class Documents:
@@ -29,6 +38,7 @@ class Documents:
 
     def __init__(self, orphans: Orphans, clock: Callable[[], float] = time.time) -> None:
         self._orphans = orphans
+        self._staged = StagedChunks()
         self._clock = clock
 
     def revision(self, transaction: Transaction) -> StoreRevision:
@@ -106,6 +116,52 @@ class Documents:
         fingerprint: str,
     ) -> list[int]:
         """Store a document, replacing the one with its id. Return the ids of the removed chunks."""
+        key = self._put_row(transaction, collection, document, fingerprint)
+        return self.replace_chunks(transaction, collection, key, chunks)
+
+    def put_staged(
+        self, transaction: Transaction, collection: int, document: IncomingDocument, item: int, fingerprint: str
+    ) -> Replaced:
+        """Store a document whose chunks are staged for an item of the queue, replacing the one with its id."""
+        key = self._put_row(transaction, collection, document, fingerprint)
+        removed = self._remove_chunks(transaction, key)
+        added = self._staged.move(transaction, item, collection, key)
+        self._orphans.clear(transaction, collection, key)
+        self._orphans.add(transaction, key, removed.values())
+        return Replaced(list(removed), added)
+
+    def replace_chunks(
+        self, transaction: Transaction, collection: int, document: int, chunks: Sequence[PreparedChunk]
+    ) -> list[int]:
+        """Replace a document's chunks. Return the ids of the removed ones."""
+        return self.replace_chunks_in_parts(transaction, collection, document, [chunks])
+
+    def replace_chunks_in_parts(
+        self, transaction: Transaction, collection: int, document: int, parts: Iterable[Sequence[PreparedChunk]]
+    ) -> list[int]:
+        """Replace a document's chunks by consecutive parts. Return the ids of the removed ones."""
+        removed = self._remove_chunks(transaction, document)
+        position = 0
+        for part in parts:
+            self._add_chunks(transaction, collection, document, position, part)
+            position += len(part)
+        self._orphans.clear(transaction, collection, document)
+        self._orphans.add(transaction, document, removed.values())
+        return list(removed)
+
+    def delete(self, transaction: Transaction, collection: int, document_id: str) -> list[int] | None:
+        """Delete a document. Return the ids of its chunks, or None if it does not exist."""
+        where = "SELECT id FROM documents WHERE collection = ? AND document_id = ?"
+        row = transaction.execute(where, (collection, document_id)).fetchone()
+        if row is None:
+            return None
+        removed = self._remove_chunks(transaction, row["id"])
+        self._orphans.add(transaction, row["id"], removed.values())
+        transaction.execute("DELETE FROM documents WHERE id = ?", (row["id"],))
+        return list(removed)
+
+    def _put_row(self, transaction: Transaction, collection: int, document: IncomingDocument, fingerprint: str) -> int:
+        """Store all of a document but its chunks. Return its key."""
         now = self._clock()
         row = transaction.execute(
             """INSERT INTO documents (collection, document_id, filename, title, text, bytes, attributes, content_hash,
@@ -124,20 +180,22 @@ class Documents:
                 stored(document.triplets),
             ),
         ).fetchone()
-        key = row["id"]
-        removed = self.replace_chunks(transaction, collection, key, chunks)
+        key = int(row["id"])
         transaction.execute("DELETE FROM attributes WHERE document = ?", (key,))
         transaction.executemany(
             "INSERT INTO attributes (document, collection, key, kind, value) VALUES (?, ?, ?, ?, ?)",
             [(key, collection, name, kind_of(value), value) for name, value in document.attributes.items()],
         )
-        return removed
+        return key
 
-    def replace_chunks(
-        self, transaction: Transaction, collection: int, document: int, chunks: Sequence[PreparedChunk]
-    ) -> list[int]:
-        """Replace a document's chunks. Return the ids of the removed ones."""
-        removed = self._remove_chunks(transaction, document)
+    def _add_chunks(
+        self,
+        transaction: Transaction,
+        collection: int,
+        document: int,
+        position: int,
+        chunks: Sequence[PreparedChunk],
+    ) -> None:
         transaction.executemany(
             """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding, first_line,
                                    last_line, triplets)
@@ -147,7 +205,7 @@ class Documents:
                     prepared.id,
                     document,
                     collection,
-                    position,
+                    position + n,
                     prepared.chunk.text,
                     prepared.chunk.content_hash,
                     prepared.embedding.tobytes(),
@@ -155,23 +213,9 @@ class Documents:
                     prepared.lines.last,
                     stored(prepared.triplets),
                 )
-                for position, prepared in enumerate(chunks)
+                for n, prepared in enumerate(chunks)
             ],
         )
-        self._orphans.clear(transaction, collection, (prepared.chunk.content_hash for prepared in chunks))
-        self._orphans.add(transaction, document, removed.values())
-        return list(removed)
-
-    def delete(self, transaction: Transaction, collection: int, document_id: str) -> list[int] | None:
-        """Delete a document. Return the ids of its chunks, or None if it does not exist."""
-        where = "SELECT id FROM documents WHERE collection = ? AND document_id = ?"
-        row = transaction.execute(where, (collection, document_id)).fetchone()
-        if row is None:
-            return None
-        removed = self._remove_chunks(transaction, row["id"])
-        self._orphans.add(transaction, row["id"], removed.values())
-        transaction.execute("DELETE FROM documents WHERE id = ?", (row["id"],))
-        return list(removed)
 
     def _remove_chunks(self, transaction: Transaction, document: int) -> dict[int, str]:
         """Delete a document's chunks. Return their content hashes by id."""

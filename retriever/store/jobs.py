@@ -4,7 +4,7 @@ import sqlite3
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,13 +21,14 @@ Outcome = Literal["stored", "unchanged", "failed"]
 
 
 class JobItem(NamedTuple):
-    """A queued document. ``seq`` is its arrival order over all jobs."""
+    """A queued document. ``seq`` is its arrival order over all jobs, ``bytes`` what it takes in the queue."""
 
     seq: int
     job_id: str
     collection: int
+    document_id: str
     line: int | None
-    document: IncomingDocument
+    bytes: int
 
 
 class ItemResult(NamedTuple):
@@ -110,26 +111,46 @@ class Jobs:
             raise UnknownJob(f"there is no job {job_id!r}", param="job_id")
         return _job(row)
 
-    def next_group(self, transaction: Transaction, most_documents: int, most_bytes: int) -> list[JobItem]:
-        """Return the oldest items that fit one group: at least one, and no document twice."""
+    def next_group(
+        self,
+        transaction: Transaction,
+        most_documents: int,
+        most_bytes: int,
+        suspects: Container[int] = (),
+        *,
+        only_short: bool = False,
+    ) -> list[JobItem]:
+        """Return the oldest items that fit one group: at least one, and no document twice.
+
+        A document above ``most_bytes`` and each of the ``suspects`` is a group of its own. ``only_short`` leaves out
+        such long documents, and all that was uploaded after them for the same document.
+        """
+        rows = transaction.execute(
+            """SELECT seq, job, collection, document_id, line, bytes FROM job_items i WHERE NOT ? OR NOT EXISTS (
+                   SELECT 1 FROM job_items e WHERE e.collection = i.collection AND e.document_id = i.document_id
+                   AND e.seq <= i.seq AND e.bytes > ?)
+               ORDER BY seq LIMIT ?""",
+            (only_short, most_bytes, most_documents),
+        )
         group: list[JobItem] = []
         seen: set[tuple[int, str]] = set()
         size = 0
-        rows = transaction.execute(
-            "SELECT seq, job, collection, document_id, line, bytes FROM job_items ORDER BY seq LIMIT ?",
-            (most_documents,),
-        ).fetchall()
-        for row in rows:
-            key = (row["collection"], row["document_id"])
-            size += row["bytes"]
+        for item in map(JobItem._make, rows):
+            key = (item.collection, item.document_id)
+            size += item.bytes
             # A later upload of the same document must see the earlier one stored, so it waits for the next group.
-            if key in seen or (group and size > most_bytes):
+            if key in seen or (group and (size > most_bytes or item.seq in suspects)):
                 break
             seen.add(key)
-            payload = transaction.execute("SELECT payload FROM job_items WHERE seq = ?", (row["seq"],)).fetchone()[0]
-            document = msgspec.msgpack.decode(payload, type=IncomingDocument)
-            group.append(JobItem(row["seq"], row["job"], row["collection"], row["line"], document))
+            group.append(item)
+            if item.seq in suspects:
+                break
         return group
+
+    def document(self, transaction: Transaction, item: JobItem) -> IncomingDocument | None:
+        """Return the document of an item; None if it is no longer queued."""
+        row = transaction.execute("SELECT payload FROM job_items WHERE seq = ?", (item.seq,)).fetchone()
+        return None if row is None else msgspec.msgpack.decode(row["payload"], type=IncomingDocument)
 
     def start(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
         """Mark the jobs of a group as in progress."""

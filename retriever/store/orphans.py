@@ -38,12 +38,12 @@ class Orphans:
             (json.dumps(list(removed)), document),
         )
 
-    def clear(self, transaction: Transaction, collection: int, contents: Iterable[str]) -> None:
-        """Remove contents from the list that a chunk has again."""
+    def clear(self, transaction: Transaction, collection: int, document: int) -> None:
+        """Remove the contents of a document's chunks from the list."""
         transaction.execute(
             """DELETE FROM orphans WHERE tenant = (SELECT tenant FROM collections WHERE id = ?)
-               AND content_hash IN (SELECT value FROM json_each(?))""",
-            (collection, json.dumps(list(contents))),
+               AND content_hash IN (SELECT content_hash FROM chunks WHERE document = ?)""",
+            (collection, document),
         )
 
     def revision(self, transaction: Transaction) -> StoreRevision:

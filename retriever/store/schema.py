@@ -196,5 +196,46 @@ ALTER TABLE orphans ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE orphans ADD COLUMN given_up TEXT;
 """
 
-VERSIONS = (_FIRST, _ORPHANS, _CLAIMED_KEYS, _SEARCH_KIND, _LINES, _GRAPH, _UNREADABLE, _TRIPLETS, _STORE)
+_ATTEMPTS = """
+-- How many processes have ended while they tried something. "id" is that of an item of the queue, of a document that is
+-- embedded again, or of a chunk that is read for the graph. None of these is ever reused.
+CREATE TABLE attempts (
+    kind TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    -- The process that is trying now. Another one reads that it has ended.
+    process TEXT,
+    PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+"""
+
+_STAGED = """
+-- The chunks of a queued document that are ready, until all of them are and become its chunks in one commit.
+CREATE TABLE staged_chunks (
+    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    embedding BLOB NOT NULL,
+    first_line INTEGER NOT NULL,
+    last_line INTEGER NOT NULL,
+    triplets TEXT,
+    PRIMARY KEY (item, position)
+);
+"""
+
+VERSIONS = (
+    _FIRST,
+    _ORPHANS,
+    _CLAIMED_KEYS,
+    _SEARCH_KIND,
+    _LINES,
+    _GRAPH,
+    _UNREADABLE,
+    _TRIPLETS,
+    _STORE,
+    _ATTEMPTS,
+    _STAGED,
+)
 """The statements that upgrade a store by one version each, starting from an empty file."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from protocol.errors import Unavailable
 from protocol.graph import Triplet
 
 
@@ -26,6 +27,10 @@ class Statement(NamedTuple):
     triplets: tuple[Triplet, ...] = ()
 
 
+class ExtractorEnded(Unavailable):
+    """The process that reads chunks has ended, perhaps because of what it read."""
+
+
 class QuestionReader(Protocol):
     """Reads questions. Thread-safe."""
 
@@ -43,7 +48,8 @@ class Extractor(Protocol):
     def extract(self, sources: Sequence[GraphSource]) -> Sequence[Sequence[Statement] | None]:
         """Return the statements of each chunk, in the order of its text; None for a chunk that cannot be read.
 
-        Raises Unavailable if a retry may succeed, and ConfigError if nothing can be read as it is configured.
+        Raises Unavailable if a retry may succeed, ExtractorEnded if the chunks may have ended a process, and
+        ConfigError if nothing can be read as it is configured.
         """
 
     def close(self) -> None:

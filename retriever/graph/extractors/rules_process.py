@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from protocol.errors import Unavailable
-from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.base import ExtractorEnded, GraphSource, Statement
 from subprocesses.worker_process import WorkerEnded, WorkerProcess
 
 
@@ -22,12 +22,14 @@ class RulesProcess:
         self._lock = threading.Lock()
 
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
-        """Return the statements of each chunk. Raises Unavailable if the worker has ended, or this is closed."""
+        """Return the statements of each chunk. Raises ExtractorEnded, or Unavailable if this is closed."""
         try:
             return self._running().ask(list(sources), list[list[Statement]])
         except WorkerEnded as error:
             self._end()
-            raise Unavailable("the process that reads chunks for the graph has ended") from error
+            if self._closed:
+                raise Unavailable("the graph is closed") from error
+            raise ExtractorEnded("the process that reads chunks for the graph has ended") from error
 
     def close(self) -> None:
         """End the worker, also while it reads."""
