@@ -68,17 +68,18 @@ def supports(answer: str, question: str, passages: Sequence[str]) -> tuple[Suppo
     """
     texts = _Passages([_words(passage) for passage in passages])
     asked = set(_words(question))
-    found: dict[int, list[tuple[float, Span]]] = {}
+    best: dict[int, float] = {}
+    spans: dict[int, list[Span]] = {}
     for span, words in _sentences(answer[:MOST_CHARACTERS]):
         overlaps = texts.overlaps(words, asked)
         least = max(LEAST_OVERLAP, LEAST_OF_BEST * max(overlaps.values(), default=0.0))
         for passage, overlap in overlaps.items():
             if overlap >= least:
-                found.setdefault(passage, []).append((overlap, span))
-    return tuple(
-        Support(passage, max(overlap for overlap, _ in held), tuple(span for _, span in held[:MOST_SPANS]))
-        for passage, held in sorted(found.items())
-    )
+                best[passage] = max(overlap, best.get(passage, 0.0))
+                held = spans.setdefault(passage, [])
+                if len(held) < MOST_SPANS:
+                    held.append(span)
+    return tuple(Support(passage, best[passage], tuple(held)) for passage, held in sorted(spans.items()))
 
 
 class _Passages:
