@@ -75,7 +75,8 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def broke(self) -> bool:
         """Whether anything broke."""
-        return bool(self.findings or self.left or self.judge.wrong or self.drained_s is None)
+        undrained = self.drained_s is None and not self.interrupted
+        return bool(self.findings or self.left or self.judge.wrong or undrained)
 
 
 def write_fuzz_report(report: FuzzReport, folder: Path) -> None:
@@ -88,8 +89,9 @@ def _render(report: FuzzReport) -> str:
     requests = sum(report.requests.values())
     judge = report.judge
     slowdown = "unknown" if judge.slowdown is None else f"{judge.slowdown:.1f}"
-    drained = "never" if report.drained_s is None else f"after {report.drained_s:.1f} s"
-    upload = "never" if judge.upload_s is None else f"after {judge.upload_s:.1f} s"
+    missing = "not looked at" if report.interrupted else "never"
+    drained = missing if report.drained_s is None else f"after {report.drained_s:.1f} s"
+    upload = missing if judge.upload_s is None else f"after {judge.upload_s:.1f} s"
     findings = [[what, str(count)] for what, count in report.findings.items()]
     parts = [
         f"# Fuzzing: {'something broke' if report.broke else 'passed'}",

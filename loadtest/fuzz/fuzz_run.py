@@ -80,16 +80,21 @@ class FuzzRun:
             begun = time.monotonic()
             await self._attack(campaign)
             seconds = time.monotonic() - begun
-            drained_s = await self._drained()
-            for question in self._judge.questions:
-                await self._judge.ask(question)
-            await self._judge.inspect()
-            upload_s = await self._judge.upload()
+            # Whoever interrupts it does not want to wait for what is left to see.
+            drained_s, upload_s = (None, None) if self._interrupted else await self._afterwards()
             return self._report(campaign, seconds, drained_s, upload_s)
         finally:
             self._watcher.close()
             drawing.close()
             await self._judge.close()
+
+    async def _afterwards(self) -> tuple[float | None, float | None]:
+        """See that the stack is well again: after how long it had no query left, and took in one more document."""
+        drained_s = await self._drained()
+        for question in self._judge.questions:
+            await self._judge.ask(question)
+        await self._judge.inspect()
+        return drained_s, await self._judge.upload()
 
     async def _attack(self, campaign: Campaign) -> None:
         settings = self._settings

@@ -19,6 +19,8 @@ _MAX_TOKENS = 12
 _IDLE_ROUNDS = 4
 _TIMEOUT_S = 120.0
 _INGEST_S = 300.0
+_FAR_TOO_LONG, _FAR_TOO_LONG_S = 10.0, 30.0
+"""An answer that takes so many times the longest of the idle stack, and so many seconds, is kept with its suspects."""
 _FOREIGN_WORDS = "ledger barrels salt passing file small line"
 """Words of the stranger's documents. A search for them must find the judge's own."""
 
@@ -100,8 +102,14 @@ class Judge:
             asked = asked._replace(wrong=wrong)
         if asked.wrong is not None:
             self._harmed(asked.wrong.partition(": ")[0])
+        elif asked.total > self._far_too_long_s():
+            self._harmed("an answer took far too long")
         self.during.append(asked)
         return asked
+
+    def _far_too_long_s(self) -> float:
+        longest = max((each.total for each in self.idle), default=0.0)
+        return max(_FAR_TOO_LONG_S, _FAR_TOO_LONG * longest)
 
     async def inspect(self) -> None:
         """Look for other tenants' documents: in the lists, and in a search for their words."""
