@@ -318,6 +318,7 @@ class _Asker:
         text = question(number)
         query = Query(
             namespace=f"{number}-{on}",
+            caller="",
             model="benchmark",
             search=SearchRequest(TENANT, COLLECTION, text, self._settings.top_k),
             messages=(ChatMessage("user", text),),

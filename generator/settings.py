@@ -242,5 +242,11 @@ class GeneratorSettings(BaseModel):
         description="Frequency penalty of answers whose request has none, and no JSON schema; by default 0.5 for the "
         "model that ships with the stack, which repeats itself without it, and 0 for others.",
     )
+    schema_cpu_s: int = Field(
+        5,
+        gt=0,
+        description="Seconds of processor time that the check of one JSON schema may take. A key's new schemas may "
+        "take three times as much a minute. Large vocabularies and long strings with `maxLength` take more.",
+    )
     kv: KvSettings = Field(KvSettings(), description="Storage of documents' KV.")
     fake: FakeEngineSettings = Field(FakeEngineSettings(), description="Speeds of the fake engine.")

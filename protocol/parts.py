@@ -202,14 +202,16 @@ class Generator(Protocol):
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan. Closing the iterator aborts the engine's work within one step.
 
-        Raises EngineNotReady before the first step, EngineDied at any, and InvalidRequest if the engine refuses the
-        prompt or the sampling.
+        Raises EngineNotReady before the first step, EngineDied at any, InvalidRequest if the engine refuses the
+        prompt or the sampling, and what ``check`` raises for a schema that the engine has not checked.
         """
 
-    async def check(self, sampling: Sampling) -> None:
+    async def check(self, sampling: Sampling, caller: str) -> None:
         """Check that the engine can sample like this; reads only. Raises InvalidRequest, EngineNotReady or EngineDied.
 
         ``param`` of an InvalidRequest is the sampling's field to blame. ``Sampling.needs_check`` says when to ask.
+        Schemas that are new cost processor time, which is bounded for each ``caller``: raises RateLimited, or
+        Overloaded if all callers together have too many.
         """
 
     async def end(self, plan_id: str) -> None:

@@ -47,7 +47,8 @@ class WorkerProcess:
         try:
             write_frame(self._process.stdin, message)  # type: ignore[arg-type]  # typed as IO
             return msgspec.msgpack.decode(read_frame(self._process.stdout), type=reply)  # type: ignore[arg-type]
-        except (EOFError, OSError) as error:
+        # A ValueError if another thread has ended it, which closes the pipes.
+        except (EOFError, OSError, ValueError) as error:
             self.end()
             raise WorkerEnded from error
         except BaseException:

@@ -34,9 +34,9 @@ class ReaddressedEngine:
             async for step in steps:
                 yield step
 
-    async def check(self, sampling: Sampling) -> None:
+    async def check(self, sampling: Sampling, caller: str) -> None:
         """Check a sampling."""
-        await self._engine.check(sampling)
+        await self._engine.check(sampling, caller)
 
     async def end(self, plan_id: str) -> None:
         """End a speculative plan's stream."""

@@ -17,7 +17,7 @@ def _new_id() -> str:
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to one collection.
+    """One question to one collection. ``caller`` identifies the key that asks.
 
     ``messages`` is the conversation that ends with the question. ``question_field`` is the request's field that holds
     the question, and ``schema_field`` that of the sampling's JSON schema. ``query_id`` is unique. ``order`` is the
@@ -29,6 +29,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     namespace: str
+    caller: str
     model: str
     search: SearchRequest
     messages: tuple[ChatMessage, ...]

@@ -16,7 +16,7 @@ from protocol.errors import InvalidRequest
 
 
 async def start_query(query: Query, gateway: Gateway, ticket: QueryTicket) -> QueryRun:
-    """Start a query, if the engine can sample as it asks. Raises InvalidRequest before anything is searched."""
+    """Start a query, if the engine can sample as it asks. Raises what ``Generator.check`` does, before it searches."""
     await _check(query, gateway)
     run = gateway.runs.start(query, ticket.used)
     ticket.follow(run)
@@ -26,7 +26,7 @@ async def start_query(query: Query, gateway: Gateway, ticket: QueryTicket) -> Qu
 async def start_choices(query: Query, count: int, gateway: Gateway, ticket: QueryTicket) -> Choices:
     """Start ``count`` answers to a query, each of which takes a slot.
 
-    Raises RateLimited or Overloaded, and InvalidRequest as ``start_query`` does.
+    Raises RateLimited or Overloaded, and what ``start_query`` raises.
     """
     if count > 1 and query.sampling.temperature == 0:
         raise InvalidRequest("Several choices need a temperature above 0: without it, all of them are the same.", "n")
@@ -49,6 +49,6 @@ async def _check(query: Query, gateway: Gateway) -> None:
     if query.sampling.needs_check:
         deadline = Deadline(gateway.settings.query_timeout_s)
         try:
-            await deadline.wait(gateway.generator.check(query.sampling))
+            await deadline.wait(gateway.generator.check(query.sampling, query.caller))
         except InvalidRequest as error:
             raise query.blamed(error) from error

@@ -56,6 +56,7 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
     gateway.readiness.require_parts()
     return Query(
         namespace=caller.namespace,
+        caller=caller.owner,
         model=engine.model,
         search=search,
         messages=(ChatMessage("user", question),),

@@ -96,7 +96,7 @@ class FakeEngine:
         finally:
             del self._ending[plan.query_id]
 
-    async def check(self, sampling: Sampling) -> None:
+    async def check(self, sampling: Sampling, caller: str) -> None:  # noqa: ARG002 - it compiles nothing
         """Raise InvalidRequest for a schema or log probabilities: answers are repeated text."""
         await self.ready()
         for field, asked in {"json_schema": sampling.json_schema is not None, "logprobs": sampling.logprobs}.items():

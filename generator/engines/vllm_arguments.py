@@ -1,6 +1,7 @@
 """Start-up configuration of vLLM: its environment and its engine arguments."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,14 @@ from generator.engines.vllm_seeds import SEEDED_SAMPLER
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
+from protocol.errors import ConfigError
 from protocol.generation import StepBudget
 
 if TYPE_CHECKING:
     from vllm.config import SchedulerConfig
 
 _CONNECTOR = "generator.connector.connector"
+_SCHEMA_BACKEND = "xgrammar"
 
 WORKER_EXTENSION = "generator.composing.worker_extension.WorkerExtension"
 """Gives the connector the engine's model, to compose KV with."""
@@ -64,11 +67,10 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         # One worker needs no process of its own.
         "distributed_executor_backend": "uni" if _ranks(settings) == 1 else "mp",
         "enable_log_requests": False,
-        # By default vLLM checks each schema for the backend that suits it, and then uses that of the first request.
-        "structured_outputs_config": {"backend": "xgrammar"},
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
+        "structured_outputs_config": _structured_outputs(settings.engine_args.get("structured_outputs_config")),
     }
     if not has_gpu():
         arguments = _with_seeded_sampler(arguments)
@@ -107,6 +109,22 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
         # vLLM's default on a GPU is another one, and a page is a block: engines with other blocks could not read it.
         **({"block_size": _BLOCK_TOKENS} if settings.kv.page_layout == "neutral" else {}),
     }
+
+
+def _structured_outputs(configured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The configuration of structured outputs. Raises ConfigError for another backend than xgrammar.
+
+    By default vLLM checks each schema for the backend that suits it, and then uses that of the first request. And only
+    xgrammar's schemas are checked outside of the engine (generator/grammars): others could end it.
+    """
+    arguments = {"backend": _SCHEMA_BACKEND, **(configured or {})}
+    if arguments["backend"] != _SCHEMA_BACKEND:
+        raise ConfigError(
+            f"structured_outputs_config: the backend {arguments['backend']!r} would compile callers' schemas inside of "
+            f"the engine, without bounds; only {_SCHEMA_BACKEND!r} is possible",
+            "generator.engine_args",
+        )
+    return arguments
 
 
 def _with_prompt_layout(arguments: dict[str, Any], settings: GeneratorSettings, folder: Path) -> dict[str, Any]:

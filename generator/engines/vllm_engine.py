@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ from generator.engines.vllm_orders import VllmOrders
 from generator.engines.vllm_plans import PlanStreams
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import penalised
+from generator.grammars.engine_vocabulary import engine_vocabulary, remembered_bytes, trial_stack_bytes
+from generator.grammars.schema_checks import SchemaChecks
 from generator.refusal_file import name_refusal_file
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady
@@ -44,6 +47,7 @@ class _Running(NamedTuple):
     router: "ReportRouter | None"
     plans: PlanStreams
     orders: VllmOrders
+    schemas: SchemaChecks
 
 
 class VllmEngine:
@@ -71,6 +75,7 @@ class VllmEngine:
         """Abort what runs, which ends its streams with EngineDied, and end the engine's process. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
+            running.schemas.close()
             await running.requests.close()
             if running.router is not None:
                 running.router.fail()
@@ -92,16 +97,21 @@ class VllmEngine:
         return {self._instance: await asyncio.to_thread(exposition)}
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
-        """Prefill a plan's prompt and stream the answer. Closing the iterator aborts the request in vLLM."""
+        """Prefill a plan's prompt and stream the answer. Closing the iterator aborts the request in vLLM.
+
+        A schema that this engine has not checked yet is checked first, for the plan's namespace.
+        """
+        await self._check_schema(sampling, plan.namespace)
         sampling = penalised(sampling, self._settings.frequency_penalty)
         async with aclosing(self._parts().plans.stream(plan, sampling)) as steps:
             async for step in steps:
                 yield step
 
-    async def check(self, sampling: Sampling) -> None:
-        """Check a sampling as vLLM will. Raises InvalidRequest."""
+    async def check(self, sampling: Sampling, caller: str) -> None:
+        """Check a sampling as vLLM will, its schema in a confined process first."""
         requests = self._parts().requests
         requests.check()
+        await self._check_schema(sampling, caller)
         await requests.check_sampling(sampling)
 
     async def end(self, plan_id: str) -> None:
@@ -126,6 +136,10 @@ class VllmEngine:
         """
         return await _probe_prefill(self._parts().requests, cached_tokens, new_tokens)
 
+    async def _check_schema(self, sampling: Sampling, caller: str) -> None:
+        if sampling.json_schema is not None:
+            await self._parts().schemas.require(sampling.json_schema, caller)
+
     def _parts(self) -> _Running:
         if self._running is None:
             raise EngineNotReady("the engine is not started")
@@ -144,7 +158,11 @@ class VllmEngine:
         step = step_budget(llm.vllm_config.scheduler_config)
         self._info = msgspec.structs.replace(self._info, kv=kv, step=step, composing=composing, not_composing=refusal)
         plans = PlanStreams(requests, router, kv.boot if kv is not None else None)
-        return _Running(requests, router, plans, VllmOrders(requests, router))
+        schemas = SchemaChecks(
+            partial(engine_vocabulary, llm), self._settings.schema_cpu_s, trial_stack_bytes(), remembered_bytes()
+        )
+        schemas.start()
+        return _Running(requests, router, plans, VllmOrders(requests, router), schemas)
 
     def _load(self, arguments: dict[str, Any], router: "ReportRouter | None") -> "AsyncLLM":
         from vllm.engine.arg_utils import AsyncEngineArgs

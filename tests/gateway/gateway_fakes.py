@@ -542,7 +542,7 @@ class FakeGenerator:
             entering.result()
         return ended.is_set()
 
-    async def check(self, sampling: Sampling) -> None:
+    async def check(self, sampling: Sampling, caller: str) -> None:
         await self.phases.enter("check")
         self.checked.append(sampling)
         if self.refusal is not None:

@@ -49,6 +49,7 @@ def conversation_query(
     gateway.readiness.require_parts()
     return Query(
         namespace=caller.namespace,
+        caller=caller.owner,
         model=engine.model,
         search=search,
         messages=tuple(messages),

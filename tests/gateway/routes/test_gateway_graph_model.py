@@ -37,9 +37,9 @@ async def test_a_stack_without_schemas_is_asked_without_them(live, extract):
     live.stack.generator.refusal = InvalidRequest("no schemas", "json_schema")
     refusing = live.stack.generator.check
 
-    async def check(sampling):
+    async def check(sampling, caller):
         if sampling.json_schema is not None:
-            await refusing(sampling)
+            await refusing(sampling, caller)
 
     live.stack.generator.check = check
     ((statement,),) = await extract()

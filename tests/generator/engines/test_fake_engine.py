@@ -53,9 +53,9 @@ class TestFakeEngine(EngineContract):
     )
     async def test_it_refuses_what_needs_a_model(self, engine, sampling, param):
         with pytest.raises(InvalidRequest) as caught:
-            await engine.check(sampling)
+            await engine.check(sampling, "key")
         assert caught.value.param == param
-        await engine.check(Sampling(4, temperature=1.0, logit_bias={1: 2.0}))
+        await engine.check(Sampling(4, temperature=1.0, logit_bias={1: 2.0}), "key")
 
 
 class Clock:

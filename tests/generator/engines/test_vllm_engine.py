@@ -128,7 +128,7 @@ class TestVllmEngine(EngineContract):
     async def test_a_schema_that_vllm_refuses_is_an_invalid_request(self, engine, layout, schema):
         sampling = Sampling(4, json_schema=json.dumps(schema))
         with pytest.raises(InvalidRequest) as caught:
-            await engine.check(sampling)
+            await engine.check(sampling, "key")
         assert caught.value.param == "json_schema"
         assert ".cc" not in caught.value.message
         with pytest.raises(InvalidRequest):
@@ -137,9 +137,36 @@ class TestVllmEngine(EngineContract):
 
     async def test_a_schema_that_no_answer_follows_is_an_invalid_request(self, engine, layout):
         sampling = Sampling(4, json_schema='{"$ref": "#"}')
-        await engine.check(sampling)
+        with pytest.raises(InvalidRequest, match="no answer"):
+            await engine.check(sampling, "key")
         with pytest.raises(InvalidRequest):
             await steps_of(engine, plan(layout), sampling)
+        assert await steps_of(engine, plan(layout), Sampling(max_tokens=1))
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"type": "string", "pattern": "(" * 30_000 + "a" + ")" * 30_000},
+            {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(3_000)}},
+        ],
+        ids=["nested parentheses", "optional properties"],
+    )
+    async def test_a_schema_of_unbounded_cost_is_refused_while_other_streams_go_on(self, engine, layout, schema):
+        refused = asyncio.Event()
+
+        async def hostile() -> None:
+            with pytest.raises(InvalidRequest, match="schema is refused") as caught:
+                await steps_of(engine, plan(layout), Sampling(4, json_schema=json.dumps(schema)))
+            assert caught.value.param == "json_schema"
+            refused.set()
+
+        async with aclosing(engine.stream(plan(layout), Sampling(1000, ignore_eos=True))) as other:
+            await anext(other)
+            attack = asyncio.create_task(hostile())
+            async for _ in other:
+                if refused.is_set():
+                    break
+            await attack
         assert await steps_of(engine, plan(layout), Sampling(max_tokens=1))
 
     @pytest.mark.parametrize(
@@ -151,7 +178,7 @@ class TestVllmEngine(EngineContract):
     )
     async def test_a_check_names_what_vllm_refuses(self, engine, sampling, param):
         with pytest.raises(InvalidRequest) as caught:
-            await engine.check(sampling)
+            await engine.check(sampling, "key")
         assert caught.value.param == param
 
     async def test_sampling_parameters_reach_vllm(self, engine, layout):

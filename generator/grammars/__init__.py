@@ -1,0 +1,1 @@
+"""Compiles the JSON schemas of callers in a confined process, before an engine sees them."""

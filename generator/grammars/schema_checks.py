@@ -1,0 +1,143 @@
+"""Checks schemas of callers before the engine compiles them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import structlog
+from blake3 import blake3
+
+from generator.grammars.compile_budgets import CompileBudgets
+from generator.grammars.known_verdicts import KnownVerdicts
+from generator.grammars.messages import Limits, Request, Verdict, Vocabulary
+from protocol.errors import InvalidRequest, Overloaded, RateLimited, Unavailable
+from subprocesses.worker_process import WorkerEnded, WorkerProcess
+
+log = structlog.get_logger(__name__)
+
+_FIELD = "json_schema"
+_MOST_OF_ONE = 4
+_MOST_OF_ALL = 32
+_RETRY_S = 1
+_WALL_PER_CPU_S = 10
+_BUDGET_PER_CPU_S = 3
+_MEMORY_BYTES = 256 * 1024 * 1024
+_MASK_S = 0.05
+
+
+class _Trial:
+    """A schema that is being tried for ``caller``, and how many requests wait for the verdict."""
+
+    def __init__(self, caller: str, verdict: "Future[Verdict | None]") -> None:
+        self.caller = caller
+        self.verdict = verdict
+        self.waiting = 0
+
+
+class SchemaChecks:
+    """Has each schema tried once in a confined process, one at a time, and remembers the verdicts.
+
+    A schema may take ``cpu_s`` seconds of processor time, and those of one caller three times as much a minute.
+    ``vocabulary`` makes that of the engine, and ``stack_bytes`` is half of what its threads have at least. Verdicts are
+    remembered for ``known_bytes`` of compiled grammars. The process starts with ``start``, and again if it ends.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], cpu_s: int, stack_bytes: int, known_bytes: int) -> None:
+        self._make_vocabulary = vocabulary
+        self._limits = Limits(cpu_s, _WALL_PER_CPU_S * cpu_s, _MEMORY_BYTES, stack_bytes, _MASK_S)
+        self._budgets = CompileBudgets(_BUDGET_PER_CPU_S * cpu_s, time.monotonic)
+        self._known = KnownVerdicts(known_bytes)
+        self._trials: dict[bytes, _Trial] = {}
+        # Its only thread has the process, and its queue is that of the schemas.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="schemas")
+        self._vocabulary: Vocabulary | None = None
+        self._worker: WorkerProcess | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the process in the background, which takes seconds."""
+        self._thread.submit(self._started)
+
+    def close(self) -> None:
+        """End the process. Requests that wait for a verdict get Unavailable. Idempotent."""
+        self._closed = True
+        worker = self._worker
+        if worker is not None:
+            worker.end()
+        self._thread.shutdown(wait=False)
+
+    async def require(self, schema: str, caller: str) -> None:
+        """Return if the engine can compile and follow the schema at a bounded cost.
+
+        Raises InvalidRequest if it cannot, RateLimited if the caller has too many or too costly new ones, Overloaded if
+        all callers together have, and Unavailable if the process cannot run. A schema that nobody waits for any more is
+        not begun.
+        """
+        digest = blake3(schema.encode("utf-8", "surrogatepass")).digest()
+        verdict = self._known.find(digest) or await self._tried(digest, schema, caller)
+        if verdict is None:
+            raise Unavailable("schemas cannot be checked: the process that does so has ended")
+        if verdict.refusal:
+            raise InvalidRequest(f"The JSON schema is refused: {verdict.refusal}.", _FIELD)
+
+    async def _tried(self, digest: bytes, schema: str, caller: str) -> Verdict | None:
+        trial = self._trials.get(digest)
+        if trial is None:
+            trial = self._trials[digest] = self._begin(digest, schema, caller)
+        trial.waiting += 1
+        try:
+            return await asyncio.shield(asyncio.wrap_future(trial.verdict))
+        finally:
+            trial.waiting -= 1
+            if not trial.waiting and trial.verdict.cancel():
+                del self._trials[digest]
+
+    def _begin(self, digest: bytes, schema: str, caller: str) -> _Trial:
+        self._budgets.require(caller)
+        if sum(trial.caller == caller for trial in self._trials.values()) >= _MOST_OF_ONE:
+            raise RateLimited(
+                f"{_MOST_OF_ONE} new JSON schemas of this key are being checked, its limit; try again.",
+                retry_after_s=_RETRY_S,
+            )
+        if len(self._trials) >= _MOST_OF_ALL:
+            raise Overloaded("Too many new JSON schemas are being checked; try again later.")
+        if self._closed:
+            raise Unavailable("the engine is closed")
+        trial = _Trial(caller, self._thread.submit(self._ask, schema))
+        loop = asyncio.get_running_loop()
+        # Also if nobody waits for it any more: its processor time is spent.
+        trial.verdict.add_done_callback(lambda done: loop.call_soon_threadsafe(self._ended, digest, caller, done))
+        return trial
+
+    def _ended(self, digest: bytes, caller: str, done: "Future[Verdict | None]") -> None:
+        if done.cancelled():
+            return
+        del self._trials[digest]
+        # Those that wait for it get its error.
+        verdict = done.result() if done.exception() is None else None
+        if verdict is not None:
+            self._known.add(digest, verdict)
+            self._budgets.spend(caller, verdict.cpu_s)
+
+    def _ask(self, schema: str) -> Verdict | None:
+        """Ask the process, or a new one if that has ended."""
+        for _ in range(2):
+            if self._closed:
+                break
+            try:
+                return self._started().ask(Request(schema, self._limits), Verdict)
+            except WorkerEnded:
+                self._worker = None
+                log.warning("schema_process_ended")
+        return None
+
+    def _started(self) -> WorkerProcess:
+        if self._worker is None:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            worker = self._worker = WorkerProcess("generator.grammars.worker")
+            if self._closed:
+                worker.end()
+            worker.ask(self._vocabulary, Verdict)
+        return self._worker
