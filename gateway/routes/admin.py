@@ -16,7 +16,7 @@ from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
-from gateway.routes.json_route import JsonRoute, require_few_values
+from gateway.routes.json_route import JsonRoute, require_small
 from gateway.routes.responses import json_response
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import (
@@ -205,7 +205,7 @@ async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response
 
 
 def _warm_body(content: bytes) -> WarmBody:
-    require_few_values(content)
+    require_small(content)
     with validating("body"):
         return WarmBody.model_validate_json(content)
 

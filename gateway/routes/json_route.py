@@ -6,7 +6,7 @@ numbers.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import HTTPException
 from fastapi.routing import APIRoute
@@ -17,31 +17,45 @@ from gateway.off_loop import SHORT
 from gateway.wire.errors import http_error
 from protocol.errors import RagtreeError, TooManyValues
 
-MOST_VALUES = 2500
+MOST_VALUES = 12_500
+"""Room for a filter with the 10,000 values that the retriever compares with."""
+MOST_NAMES = 2000
 _MOST_FIELDS = 100
 
 
-def json_values(body: bytes) -> int:
-    """At least as many as a JSON body has strings, numbers and other values, and exact if these are more than allowed.
+class JsonSize(NamedTuple):
+    """What a JSON body consists of: strings, numbers and other ``values``, and the ``names`` of its objects' fields."""
 
-    The names of an object's fields do not count.
-    """
-    found = _separators(body)
-    if found <= MOST_VALUES:
+    values: int
+    names: int
+
+    @property
+    def within(self) -> bool:
+        """Whether a body may have as many."""
+        return self.values <= MOST_VALUES and self.names <= MOST_NAMES
+
+
+def json_size(body: bytes) -> JsonSize:
+    """At least what a JSON body consists of, and exact if that is more than allowed."""
+    found = _marks(body)
+    if found.within:
         return found
     # Texts have commas and brackets, too. Without escapes, every other piece between quotation marks is a text.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     texts = plain.count(b'"') // 2
-    if texts > 2 * MOST_VALUES:
+    if texts > MOST_VALUES + MOST_NAMES:
         # Each of them is a value, or the name of one.
-        return texts // 2
-    return _separators(b"".join(plain.split(b'"')[::2]))
+        return JsonSize(texts - MOST_NAMES, texts - MOST_VALUES)
+    return _marks(b"".join(plain.split(b'"')[::2]))
 
 
-def require_few_values(body: bytes) -> None:
-    """Raise TooManyValues for a JSON body of more than ``MOST_VALUES`` values."""
-    if json_values(body) > MOST_VALUES:
-        raise TooManyValues(f"The body has more than {MOST_VALUES:,} JSON values, the limit of this path.")
+def require_small(body: bytes) -> None:
+    """Raise TooManyValues for a JSON body of more than ``MOST_VALUES`` values, or ``MOST_NAMES`` names of fields."""
+    if not json_size(body).within:
+        raise TooManyValues(
+            f"The body has more than {MOST_VALUES:,} JSON values, or {MOST_NAMES:,} names of fields, the limits of "
+            "this path."
+        )
 
 
 class BodyRefused(HTTPException):
@@ -53,7 +67,7 @@ class BodyRefused(HTTPException):
 
 
 class JsonRoute(APIRoute):
-    """A route that refuses JSON bodies of more than ``MOST_VALUES`` values before it parses them."""
+    """A route that refuses JSON bodies of too many values or names before it parses them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The framework's handler, on a request whose JSON is bounded."""
@@ -69,7 +83,7 @@ class _BoundedRequest(Request):
     async def json(self) -> Any:  # noqa: ANN401  # as in the class above
         body = await self.body()
         try:
-            require_few_values(body)
+            require_small(body)
         except TooManyValues as error:
             raise BodyRefused(error) from error
         parsed = await super().json()
@@ -82,5 +96,5 @@ class _BoundedRequest(Request):
         return parsed
 
 
-def _separators(body: bytes) -> int:
-    return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
+def _marks(body: bytes) -> JsonSize:
+    return JsonSize(1 + body.count(b",") + body.count(b"[") + body.count(b"{"), body.count(b":"))

@@ -12,7 +12,7 @@ from loop_watchdog import LoopWatchdog
 from model_folders import make_model_folder
 
 from gateway.off_loop import SHORT, off_loop
-from gateway.routes.json_route import MOST_VALUES, json_values
+from gateway.routes.json_route import MOST_NAMES, MOST_VALUES, JsonSize, json_size
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.embeddings import Embeddings
@@ -30,6 +30,7 @@ COMPLETION = b'{"model":"%b","prompt":' % MODEL.encode()
 EMBEDDING = b'{"model":"%b","input":' % EMBEDDER.encode()
 FILTERS = b'{"query":"a","filters":{"type":"and","filters":['
 LEAF = b'{"type":"eq","key":"lang","value":"en"}'
+MEMBER = b'{"type":"in","key":"lang","value":['
 ANY = b'{"type":"or","filters":[%b]}' % b",".join([LEAF] * 100)
 
 
@@ -49,11 +50,7 @@ ACCEPTED = {
     "biases": ("/v1/chat/completions", names(CHAT + TURN + b'],"logit_bias":{', 1024, b"}}"), 200),
     "items": ("/v1/responses", many(RESPONSE + b"[", TURN, b"]}", 830), 200),
     "filters": ("/v1/query", many(FILTERS, ANY, b"]}}", 6), 200),
-    "terms": (
-        "/v1/search",
-        FILTERS + many(b'{"type":"in","key":"lang","value":[', b'"en"', b"]}]}}", 1000),
-        200,
-    ),
+    "terms": ("/v1/search", many(FILTERS, many(MEMBER, b'"en"', b"]}", 1000), b"]}}", 10), 200),
     "texts": ("/v1/embeddings", many(EMBEDDING + b"[", b'"%b"' % (b"a " * 60), b"]}", 2048), 200),
 }
 """The most of each kind that a body may have."""
@@ -63,17 +60,13 @@ REFUSED = {
     "invalid messages": ("/v1/chat/completions", many(CHAT, b"1", b"]}", 2400), 422),
     "empty messages": ("/v1/chat/completions", many(CHAT, b"{}", b"]}", 80_000), 400),
     "stop strings": ("/v1/chat/completions", many(CHAT + TURN + b'],"stop":[', b'"a"', b"]}", 2400), 422),
-    "biases": ("/v1/chat/completions", names(CHAT + TURN + b'],"logit_bias":{', 2400, b"}}", b'"x"'), 422),
-    "metadata": ("/v1/responses", names(RESPONSE + b'"a","metadata":{', 2400, b"}}"), 422),
+    "biases": ("/v1/chat/completions", names(CHAT + TURN + b'],"logit_bias":{', 1900, b"}}", b'"x"'), 422),
+    "metadata": ("/v1/responses", names(RESPONSE + b'"a","metadata":{', 1900, b"}}"), 422),
     "token ids": ("/v1/completions", many(COMPLETION + b"[", b"[1.5]", b"]}", 1200), 422),
     "fields": ("/v1/query", names(b'{"query":"a",', 2400), 400),
-    "fields of a filter": ("/v1/query", names(FILTERS + LEAF[:-1] + b",", 2400, b"}]}}"), 422),
+    "fields of a filter": ("/v1/query", names(FILTERS + LEAF[:-1] + b",", 1900, b"}]}}"), 422),
     "nested filters": ("/v1/query", FILTERS * 5000 + b"]}}" * 5000, 400),
-    "terms": (
-        "/v1/query",
-        many(FILTERS, many(b'{"type":"in","key":"a","value":[', b"[]", b"]}", 1000), b"]}}", 60),
-        400,
-    ),
+    "terms": ("/v1/query", many(FILTERS, many(MEMBER, b"[]", b"]}", 1000), b"]}}", 60), 400),
     "arrays": ("/v1/query", b'{"query":"a","x":' + b"[" * 120_000 + b"]" * 120_000 + b"}", 400),
     "names and texts": ("/v1/query", names(b'{"query":"a",', 20_000, value=b'""'), 400),
 }
@@ -100,7 +93,7 @@ async def gateway(stack, in_process, loop_watchdog):
 
 @pytest.mark.parametrize(("path", "body", "status"), ACCEPTED.values(), ids=ACCEPTED)
 async def test_the_largest_bodies_are_answered(gateway, path, body, status):
-    assert json_values(body) <= MOST_VALUES
+    assert json_size(body).within
     replied = await gateway.client.post(path, content=body, headers=JSON)
     assert replied.status_code == status, replied.text
 
@@ -113,7 +106,7 @@ async def test_what_would_take_longer_is_refused_with_its_limit(gateway, path, b
     assert len(replied.content) < KIB
     assert error["code"] == ("too_many_values" if status == 400 else "invalid_value")
     if status == 400:
-        assert re.search("more than (2,500 JSON values|100 fields)", error["message"])
+        assert re.search("more than (12,500 JSON values, or 2,000 names of fields|100 fields)", error["message"])
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
@@ -130,10 +123,18 @@ async def test_many_long_vectors_are_encoded_elsewhere(gateway, stack, monkeypat
 
 
 @pytest.mark.parametrize("values", [0, 1, MOST_VALUES - 1, MOST_VALUES, MOST_VALUES + 1])
-@pytest.mark.parametrize("value", ['","', '\\"],[', "\\\\", "plain"])
-def test_commas_and_brackets_in_texts_are_no_values(value, values):
-    body = json.dumps([value] * values).encode()
-    assert (json_values(body) <= MOST_VALUES) is (values + 1 <= MOST_VALUES)
+@pytest.mark.parametrize("value", ['","', '\\"],[', "\\\\", '{"a":', "plain"])
+def test_marks_in_texts_are_no_values(value, values):
+    assert json_size(json.dumps([value] * values).encode()).within is (values + 1 <= MOST_VALUES)
+
+
+@pytest.mark.parametrize("count", [1, MOST_NAMES - 1, MOST_NAMES, MOST_NAMES + 1])
+@pytest.mark.parametrize("value", [1, "a:b", '\\": "'])
+def test_marks_in_texts_are_no_names(value, count):
+    body = json.dumps({f"{number}:": value for number in range(count)}).encode()
+    assert json_size(body).within is (count <= MOST_NAMES)
+    if count > MOST_NAMES:
+        assert json_size(body) == JsonSize(count + 1, count)
 
 
 async def test_documents_as_json_are_read_elsewhere(gateway):
