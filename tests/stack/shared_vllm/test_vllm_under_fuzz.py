@@ -25,9 +25,14 @@ from protocol.logs import configure_logging
 from services.app import build_app
 from services.config import load_config
 
+async def main():
+    # Ray Serve's handles are made on the loop that they are used on.
+    app = build_app(load_config())
+    await uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[2]), log_level="error", access_log=False)).serve()
+
 configure_logging()
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-uvicorn.run(build_app(load_config()), host="127.0.0.1", port=int(sys.argv[2]), log_level="error", access_log=False)
+asyncio.run(main())
 """
 KEYS = {"stranger": "key-of-the-stranger", "judge": "key-of-the-judge", "admin": "key-of-the-administrator"}
 PATIENCE_S = 120
