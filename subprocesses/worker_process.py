@@ -47,12 +47,12 @@ class WorkerProcess:
         try:
             write_frame(self._process.stdin, message)  # type: ignore[arg-type]  # typed as IO
             return msgspec.msgpack.decode(read_frame(self._process.stdout), type=reply)  # type: ignore[arg-type]
-        # A ValueError if another thread has ended it, which closes the pipes.
-        except (EOFError, OSError, ValueError) as error:
+        except BaseException as error:
+            # Another thread that has ended it has closed the pipes.
+            gone = isinstance(error, (EOFError, OSError)) or self._process.stdin.closed
             self.end()
-            raise WorkerEnded from error
-        except BaseException:
-            self.end()
+            if gone:
+                raise WorkerEnded from error
             raise
 
     def end(self) -> None:

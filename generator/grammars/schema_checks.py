@@ -74,7 +74,10 @@ class SchemaChecks:
         all callers together have, and Unavailable if the process cannot run. A schema that nobody waits for any more is
         not begun.
         """
-        digest = blake3(schema.encode("utf-8", "surrogatepass")).digest()
+        try:
+            digest = blake3(schema.encode()).digest()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"The JSON schema is refused: {error}.", _FIELD) from error
         verdict = self._known.find(digest) or await self._tried(digest, schema, caller)
         if verdict is None:
             raise Unavailable("schemas cannot be checked: the process that does so has ended")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 MEMORY = "confine(512 << 20); bytearray(1 << 30)"
-FILES = "confine(1 << 30); open('left', 'w').write('x' * 10)"
+FILES = "confine(1 << 30); open('left', 'w', buffering=1).write('x\\n')"
 TIME = "limit_processor_time(1)\nwhile True: pass"
 
 
