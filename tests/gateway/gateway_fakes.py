@@ -486,6 +486,7 @@ class FakeGenerator:
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
         self.checked: list[Sampling] = []
+        self.checkers: list[str] = []
         self.refusal: InvalidRequest | None = None
         self.calls = Counter[str]()
         self.open = 0
@@ -545,6 +546,7 @@ class FakeGenerator:
     async def check(self, sampling: Sampling, caller: str) -> None:
         await self.phases.enter("check")
         self.checked.append(sampling)
+        self.checkers.append(caller)
         if self.refusal is not None:
             raise self.refusal
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 from gateway_fakes import ANSWER, MODEL, eventually, whenever_possible
 
-from protocol.errors import EngineDied, InvalidRequest
+from protocol.errors import EngineDied, InvalidRequest, Overloaded, RateLimited
 
 ASKED = [{"role": "user", "content": "What is the capital?"}]
 CHAT = {"model": MODEL, "messages": ASKED}
@@ -143,6 +143,24 @@ async def test_a_schema_that_the_engine_refuses_is_a_400_before_the_search(serve
     assert served.stack.retriever.requests == served.stack.controller.reports == []
     served.stack.generator.refusal = None
     assert (await served.client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "after"),
+    [(RateLimited("spent", retry_after_s=7), 429, "7"), (Overloaded("full"), 503, "2")],
+    ids=["of one key", "of all"],
+)
+async def test_too_many_schemas_are_refused_with_the_time_to_try_again(served, refusal, status, after):
+    served.stack.generator.refusal = refusal
+    answer = await served.client.post("/v1/chat/completions", json=CHAT | {"response_format": FORMAT})
+    assert (answer.status_code, answer.headers["Retry-After"]) == (status, after)
+    assert served.stack.retriever.requests == []
+
+
+async def test_the_engine_knows_which_key_asks_but_not_the_key(served):
+    await served.client.post("/v1/chat/completions", json=CHAT | {"response_format": FORMAT})
+    (caller,) = served.stack.generator.checkers
+    assert len(caller) == 32
 
 
 async def test_an_engine_that_dies_during_the_check_is_a_503(served):

@@ -145,3 +145,16 @@ def test_a_seed_goes_where_the_engine_draws_by_it(device, processors, temperatur
     else:
         place_seed(config, params)
         assert (params.seed, (params.extra_args or {}).get(SEED_ARGUMENT)) == seed
+
+
+@pytest.mark.parametrize("backend", ["auto", "guidance", "outlines"])
+def test_a_backend_that_compiles_schemas_inside_of_the_engine_is_refused(folder, backend):
+    settings = GeneratorSettings(engine_args={"structured_outputs_config": {"backend": backend}})
+    with pytest.raises(ConfigError, match=backend):
+        engine_arguments(settings, folder, "generator-0")
+
+
+def test_other_options_of_structured_outputs_keep_the_backend(folder):
+    settings = GeneratorSettings(engine_args={"structured_outputs_config": {"disable_any_whitespace": True}})
+    config = engine_arguments(settings, folder, "generator-0")["structured_outputs_config"]
+    assert config == {"backend": "xgrammar", "disable_any_whitespace": True}
