@@ -256,6 +256,7 @@ class ControllerStats(msgspec.Struct, frozen=True):
     splits ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while requests were queued;
     KV generators computed ``generated_tokens`` of them.
     ``peer_tokens`` were read from other locations, and ``peer_failures`` counts the reads that failed.
+    ``moves_given_up`` were lost with three instances, one after another.
     """
 
     policy: str
@@ -279,4 +280,5 @@ class ControllerStats(msgspec.Struct, frozen=True):
     generated_tokens: int = 0
     peer_tokens: int = 0
     peer_failures: int = 0
+    moves_given_up: int = 0
     instances: tuple[InstanceLoad, ...] = ()

@@ -68,6 +68,13 @@ class Attempts(Generic[K]):
         """Count an attempt."""
         self._counts[work] += 1
 
+    def take_back(self, work: K) -> None:
+        """Count one attempt less: it was ended for a reason that has nothing to do with the work."""
+        if self._counts[work] > 1:
+            self._counts[work] -= 1
+        else:
+            self.forget(work)
+
     def forget(self, work: K) -> None:
         """Forget the attempts at work that has succeeded, or that is given up."""
         self._counts.pop(work, None)

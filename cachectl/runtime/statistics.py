@@ -80,6 +80,7 @@ class Statistics:
             generated_tokens=self._prefetcher.generated_tokens,
             peer_tokens=self._peer_reads.tokens,
             peer_failures=self._peer_reads.failures,
+            moves_given_up=self._scheduler.tree.tiers.under_way.given_up,
             instances=(*self._loads(), *self._refused()),
         )
 

@@ -27,6 +27,7 @@ _SUMS = (
     "generated_tokens",
     "peer_tokens",
     "peer_failures",
+    "moves_given_up",
 )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.tiers.pending_moves import drop
+from cachectl.tiers.pending_moves import check, drop
 from protocol.kv import Move
+from protocol.repeating import Attempts
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ class MovesUnderWay:
     A batch ends once: it is confirmed, in doubt, given back, or lost with its instance. Until then its copies in shared
     tiers have the instance as their ``writer``, and only that instance finds them; and what its moves delete from disk
     is not written again.
+
+    Moves of shared tiers outlive an instance that is lost with them: another one takes them. A move that was lost with
+    as many instances as there may be attempts is given up, since it may be what ends them; ``given_up`` counts those.
+    Then any instance looks for what it was to write.
     """
 
     def __init__(self, pending: PendingMoves, removal: CopyRemoval) -> None:
@@ -31,6 +36,10 @@ class MovesUnderWay:
         self._batches: dict[MoveBatch, None] = {}
         # The last batch that deletes a node's file, by key and location.
         self._deleting: dict[tuple[str, str], MoveBatch] = {}
+        self._attempts: Attempts[Move] = Attempts()
+        # What instances have taken and given back: they may have tried it.
+        self._given_back: dict[str, set[Move]] = {}
+        self.given_up = 0
 
     def __iter__(self) -> Iterator[MoveBatch]:
         """The batches that have not ended."""
@@ -52,6 +61,7 @@ class MovesUnderWay:
         confirmed: list[bytes] = []
         if not self._end(batch):
             return confirmed
+        self._succeeded(batch)
         for copy in batch.writes:
             node, cache = copy.node, copy.cache
             failed = bool(unwritten) and (node.key, cache.tier) in unwritten
@@ -81,6 +91,7 @@ class MovesUnderWay:
         """End a batch that may never be carried out: its moves are pending again, as decided at request ``tick``."""
         if self._end(batch):
             self._pending.give_back(batch.moves, batch.instance, tick)
+            self._given_back.setdefault(batch.instance, set()).update(batch.moves)
             for copy in batch.writes:
                 if copy.node.copy_in(copy.cache) is not copy:
                     self._drop_late(copy, batch.instance)
@@ -97,9 +108,13 @@ class MovesUnderWay:
 
     def lose(self, instance: str) -> None:
         """End the batches of a removed instance. Others at its location take its moves, and look for its copies."""
+        for move in self._given_back.pop(instance, ()):
+            if move.instance is None and self._pending.owner(move) == instance and self._fails(move):
+                self._pending.void(move)
+                self._look_for(move)
         for batch in [batch for batch in self._batches if batch.instance == instance]:
             self._end(batch)
-            shared = [move for move in batch.moves if move.instance is None]
+            shared = [move for move in batch.moves if move.instance is None and not self._fails(move)]
             for move in shared:
                 self._pending.add(move, None)
             self._check(batch, "", {(move.node, move.target) for move in shared})
@@ -118,6 +133,32 @@ class MovesUnderWay:
         if not self._pending.frees(key, disk):
             return False
         return self._pending.owner(drop(node.key, node.tokens, disk, None)) not in (None, instance)
+
+    def _fails(self, move: Move) -> bool:
+        """Count that a move was lost with an instance. Whether that was the last attempt."""
+        if move.source is move.target:
+            # It only looks.
+            return False
+        self._attempts.count(move)
+        if not self._attempts.exhausted(move):
+            return False
+        self._attempts.forget(move)
+        self.given_up += 1
+        return True
+
+    def _succeeded(self, batch: MoveBatch) -> None:
+        given_back = self._given_back.get(batch.instance)
+        for move in batch.moves:
+            self._attempts.forget(move)
+            if given_back:
+                given_back.discard(move)
+
+    def _look_for(self, move: Move) -> None:
+        """Have any instance look for the copy that a move was to make."""
+        copy = self._pending.target(move)
+        if copy is not None:
+            copy.cache.pass_on(copy, "")
+            self._pending.add(check(copy), None)
 
     def _end(self, batch: MoveBatch) -> bool:
         """Take a batch out; False if it has ended before."""
@@ -145,12 +186,8 @@ class MovesUnderWay:
             elif copy.writer is not None:
                 if not writer:
                     copy.cache.pass_on(copy, "")
-                key = node.key.hex()
-                if (key, tier) not in repeated:
-                    check = Move(
-                        key, node.tokens, tier, tier, evict=False, pages=copy.pages, location=copy.cache.location
-                    )
-                    self._pending.add(check, writer or None)
+                if (node.key.hex(), tier) not in repeated:
+                    self._pending.add(check(copy), writer or None)
 
     def _drop_late(self, copy: Copy, writer: str) -> None:
         """Have a file deleted that may be published although the tree gave up its copy meanwhile.

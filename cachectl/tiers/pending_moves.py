@@ -104,6 +104,10 @@ class PendingMoves:
                     copy.cache.pass_on(copy, "")
         return void
 
+    def void(self, move: Move) -> None:
+        """Take out a pending move that nobody is to carry out."""
+        self._remove(move)
+
     def waits_for(self, instance: str, places: Collection[str], checks: bool = True) -> bool:
         """Whether an instance has anything to take; without ``checks``, anything else than checks of its own copies."""
         return any(
@@ -161,6 +165,12 @@ class PendingMoves:
 def drop(key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> Move:
     """The move that drops a node's KV from a cache."""
     return Move(key.hex(), tokens, cache.tier, None, cache.instance, pages=pages, location=cache.location)
+
+
+def check(copy: Copy) -> Move:
+    """The move that looks for a copy."""
+    node, tier = copy.node, copy.cache.tier
+    return Move(node.key.hex(), node.tokens, tier, tier, evict=False, pages=copy.pages, location=copy.cache.location)
 
 
 def _owner(move: Move, tier: Tier) -> str:

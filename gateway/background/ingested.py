@@ -1,8 +1,8 @@
 """Prefill of ingested documents in idle time, so that prompts have their KV before anybody has asked for them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import NamedTuple
 
 import structlog
@@ -60,19 +60,29 @@ class IngestedPrefill:
                 await self._prefill_all(ingested)
             except RagtreeError as error:
                 log.warning("ingested_documents_not_prefilled", job_id=ingested.job.job_id, error=str(error))
+            except Exception:
+                # What waits behind it goes on.
+                log.exception("ingested_documents_not_prefilled", job_id=ingested.job.job_id)
 
     async def _prefill_all(self, ingested: Ingested) -> None:
         tenant, job, _ = ingested
         if (await self._ended(tenant, job)).status == "failed":
             return
         async for document_id in self._documents(ingested):
-            try:
+            with self._failing(document_id):
                 for donor in await self._donors.of_document(tenant, job.collection, document_id):
-                    self._metrics.prefilled_ingested((await self._donors.prefill(donor)).outcome)
-            except RagtreeError as error:
-                # It may have been deleted since.
-                log.warning("document_not_prefilled", document_id=document_id, error=str(error))
-                self._metrics.prefilled_ingested("failed")
+                    with self._failing(document_id):
+                        self._metrics.prefilled_ingested((await self._donors.prefill(donor)).outcome)
+
+    @contextmanager
+    def _failing(self, document_id: str) -> Iterator[None]:
+        """Record an error of the block, and go on behind it."""
+        try:
+            yield
+        except RagtreeError as error:
+            # It may have been deleted since.
+            log.warning("document_not_prefilled", document_id=document_id, error=str(error))
+            self._metrics.prefilled_ingested("failed")
 
     async def _ended(self, tenant: str, job: IngestJob) -> IngestJob:
         """The job once it has ended."""

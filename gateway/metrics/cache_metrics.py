@@ -56,6 +56,11 @@ class CacheMetrics(PartMetrics[ControllerStats]):
             "Reads on another machine that it did not serve in time. The tokens were computed.",
             answer.peer_failures,
         )
+        yield CounterMetricFamily(
+            "ragtree_cache_moves_given_up",
+            "Moves of KV that were lost with three instances, one after another.",
+            answer.moves_given_up,
+        )
         evictions, used, capacity = Counter[str](), Counter[str](), Counter[str]()
         for tier in answer.tiers:
             evictions[tier.tier.value] += tier.evictions

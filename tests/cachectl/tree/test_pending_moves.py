@@ -264,6 +264,35 @@ def test_other_instances_take_over_a_removed_instances_moves_of_shared_tiers():
     ]
 
 
+@pytest.mark.parametrize("given_back", [False, True], ids=["under way", "given back"])
+def test_moves_that_were_lost_with_three_instances_are_given_up_and_others_go_on(given_back: bool):
+    tree = paged_tree_of(1, 1, 1)
+    for path in "abc":
+        ask(tree, path)
+    begin(tree, "d")
+    moving = [(DISK, None), (HOST, DISK)]
+    for lost in ("one", "three", "four"):
+        tree.add_instance(lost)
+        if lost != "one":
+            batch = MoveBatch(lost)
+            tree.tiers.take_moves(batch)
+            assert [(taken.source, taken.target) for taken in batch.moves] == [*moving, (HOST, HOST)]
+            tree.tiers.send(batch)
+            if given_back:
+                tree.tiers.return_moves(batch, tree.grants.tick)
+        tree.remove_instance(lost)
+        check_integrity(tree)
+    assert tree.tiers.under_way.given_up == 2
+    # Only what they were to write is looked for.
+    unwritten = [(key("b"), DISK), (key("c"), HOST)]
+    assert all(look.source is look.target for look in deliver(tree, "two", unwritten))
+    check_integrity(tree)
+    assert found(tree, "b", "two") == found(tree, "c", "two") == []
+    ask(tree, "e", "two")
+    assert [(other.source, other.target) for other in ask(tree, "f", "two").moves] == [(GPU, HOST)]
+    check_integrity(tree)
+
+
 # Blocked documents
 
 

@@ -10,7 +10,7 @@ from gateway_requests import by_label
 from gateway.background import idle_time, ingested
 from protocol.cache import TierStats
 from protocol.documents import DocumentPage
-from protocol.errors import EngineNotReady, Unavailable
+from protocol.errors import EngineDied, EngineNotReady, Unavailable
 from protocol.plans import Reuse
 from protocol.tiers import Tier
 
@@ -109,10 +109,10 @@ async def test_a_document_that_is_gone_or_fails_does_not_stop_the_next(prefillin
     await counted(prefilling, failed=1)
     phases.failing["warm"] = EngineNotReady("loading")
     await prefilling.client.put(DOCUMENT, **TEXT)
-    await counted(prefilling, failed=2)
+    await counted(prefilling, failed=4)
     del phases.failing["warm"]
     await prefilling.client.put(DOCUMENT, **TEXT)
-    await counted(prefilling, failed=2, computed=3)
+    await counted(prefilling, failed=4, computed=3)
 
 
 async def test_a_failed_job_has_nothing_to_prefill(prefilling):
@@ -134,3 +134,38 @@ async def test_it_is_off_by_default(in_process, stack):
         await served.client.put(DOCUMENT, **TEXT)
         await served.client.post("/query", json={"query": "Which one?"})
         assert stack.controller.warmed == []
+
+
+async def test_a_prefill_that_ends_its_engine_each_time_is_given_up_and_others_go_on(prefilling):
+    stack = prefilling.stack
+    stream, poison, tried = stack.generator.stream, chunk(3).content_hash, []
+
+    async def dying(plan, sampling):
+        if plan.prompt.prefix[-1].key == poison:
+            tried.append(plan.query_id)
+            raise EngineDied("the engine is gone")
+        async for step in stream(plan, sampling):
+            yield step
+
+    stack.generator.stream = dying
+    for number in range(1, 6):
+        await prefilling.client.put(DOCUMENT, **TEXT)
+        # The first upload computes the two chunks behind it.
+        await counted(prefilling, failed=number, computed=2, present=2 * (number - 1))
+    assert len(tried) == 3
+
+
+async def test_a_defect_does_not_end_the_prefills_behind_it(prefilling, monkeypatch):
+    retriever = prefilling.stack.retriever
+    chunks = retriever.chunks
+    failing = [RuntimeError("a defect")]
+
+    async def defective(*names: str):
+        if failing:
+            raise failing.pop()
+        return await chunks(*names)
+
+    monkeypatch.setattr(retriever, "chunks", defective)
+    await prefilling.client.put(DOCUMENT, **TEXT)
+    await prefilling.client.put(DOCUMENT, **TEXT)
+    await counted(prefilling, computed=3)
