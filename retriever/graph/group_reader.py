@@ -10,8 +10,9 @@ from typing import NamedTuple
 import structlog
 
 from protocol.errors import RagtreeError
+from protocol.repeating import MOST_ATTEMPTS
 from retriever.graph.extractors.base import Extractor, ExtractorEnded, GraphSource, Statement
-from retriever.store.attempts import MOST_ATTEMPTS, Attempts
+from retriever.store.attempts import Attempts
 from retriever.store.database import Database, Transaction
 from retriever.store.facts import Facts, UnreadChunk
 

@@ -10,13 +10,14 @@ import structlog
 
 from protocol.documents import JobError
 from protocol.errors import IngestionAbandoned, InternalError, RagtreeError, StorageFull, Unavailable
+from protocol.repeating import MOST_ATTEMPTS
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.long_document import LongDocument
 from retriever.settings import IngestSettings
-from retriever.store.attempts import MOST_ATTEMPTS, Attempts
+from retriever.store.attempts import Attempts
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.incoming_document import IncomingDocument

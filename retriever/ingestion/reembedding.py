@@ -6,8 +6,9 @@ from typing import NamedTuple
 import structlog
 
 from protocol.errors import EmptyDocument, InvalidRequest
+from protocol.repeating import MOST_ATTEMPTS
 from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts, SourceText
-from retriever.store.attempts import MOST_ATTEMPTS, Attempts
+from retriever.store.attempts import Attempts
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.prepared_chunk import PreparedChunk

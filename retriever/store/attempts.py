@@ -5,9 +5,6 @@ from collections.abc import Iterable
 
 from retriever.store.database import Transaction
 
-MOST_ATTEMPTS = 3
-"""What so many processes did not survive is given up. A single one may have been ended by something else."""
-
 
 class Attempts:
     """Counts the attempts at the things of one ``kind``, by id. Each call runs in the given transaction.
