@@ -16,7 +16,7 @@ from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 _log = logging.getLogger(__name__)
 _DOCUMENTS, _WORDS = 24, 60
 _MAX_TOKENS = 12
-_IDLE_ROUNDS = 4
+_IDLE_ROUNDS = 3
 _TIMEOUT_S = 120.0
 _INGEST_S = 300.0
 _FAR_TOO_LONG, _FAR_TOO_LONG_S = 10.0, 30.0

@@ -18,7 +18,7 @@ WATCHED = ("ServeReplica:", "ServeController", "ProxyActor", "raylet", "gcs_serv
 
 _POLL_S = 0.2
 _SCAN_S = 2.0
-_STALL_S = 1.0
+_STALL_S = 3.0
 _PROBE_TIMEOUT_S = 20.0
 _MIB = 2**20
 _MOST_GROWTH = 512 * _MIB
