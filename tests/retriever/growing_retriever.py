@@ -16,7 +16,9 @@ def peak_mib() -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
-def now_mib() -> float:
+def reset_mib() -> float:
+    """Set the mark back. Return what it is now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * resource.getpagesize() / 1024**2
 
@@ -25,8 +27,7 @@ async def grown(text: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         async with running(Path(folder)) as retriever:
             await put(retriever, "small", "a first document")
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-            before = now_mib()
+            before = reset_mib()
             job = await put(retriever, "long", text)
             assert job.stored == 1, job
             return peak_mib() - before
@@ -35,9 +36,8 @@ async def grown(text: str) -> float:
 def main() -> None:
     worst, mib = json.loads(sys.argv[1]), int(sys.argv[2])
     size = mib * 1024**2
-    print(
-        json.dumps({kind: asyncio.run(grown((part * (size // len(part) + 1))[:size])) for kind, part in worst.items()})
-    )
+    texts = {kind: (part * (size // len(part) + 1))[:size] for kind, part in worst.items()}
+    print(json.dumps({kind: asyncio.run(grown(text)) for kind, text in texts.items()}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from graph_cases import GraphStore, failing
 
 from protocol.errors import StorageFull, Unavailable
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import Statement
+from retriever.graph.extractors.base import ExtractorEnded, Statement
+from retriever.store.attempts import MOST_ATTEMPTS
 
 
 @pytest.fixture
@@ -197,3 +198,37 @@ def test_the_graph_in_memory_follows_the_store(store):
     store.put("b", "Cameron came from Canada.")
     store.read_all()
     assert len(store.catalog.get(store.collection()).entities) == 3
+
+
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+def deadly(error: BaseException):
+    def read(sources):
+        if any("deadly" in source.text for source in sources):
+            raise error
+
+    return read
+
+
+@pytest.mark.parametrize("error", [Killed(), ExtractorEnded("its process has ended")])
+def test_a_chunk_that_kills_its_reader_is_given_up_and_the_others_are_read(tmp_path, error):
+    store = GraphStore(tmp_path)
+    store.put("a", "Marie met Pierre.")
+    store.put("b", "A deadly Viper bit Paul.")
+    store.put("c", "Anna knows Otto.")
+    deaths = 0
+    while True:
+        # Each is a process that ends without closing anything.
+        store = GraphStore(tmp_path, Capitals(before=deadly(error)))
+        try:
+            store.read_all()
+            break
+        except (Killed, ExtractorEnded):
+            deaths += 1
+    assert deaths == MOST_ATTEMPTS
+    assert store.names() == {"Marie", "Pierre", "Anna", "Otto"}
+    with store.database.read() as transaction:
+        assert store.facts.unreadable_count(transaction, store.extractor.fingerprint, store.collection()) == 1
+        assert transaction.execute("SELECT count(*) FROM attempts").fetchone()[0] == 0

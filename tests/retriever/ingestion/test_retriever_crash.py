@@ -14,6 +14,7 @@ from crashing_writer import STEPS
 from retriever_cases import SMALL, TENANT, index_of, live_ids, put, put_lines, running, search, settings
 
 from protocol.errors import Conflict, StorageFull
+from protocol.retrieval import SearchKind
 from retriever.build import build_retriever
 from retriever.index.catalog import IndexCatalog
 from retriever.store.database import Database
@@ -180,3 +181,20 @@ async def test_chunk_ids_are_never_reused(tmp_path):
             seen.add(id_)
             assert np.isin(id_, index_of(retriever).ids())
             await retriever.delete_document(TENANT, "default", "a")
+
+
+async def test_new_chunks_never_get_ids_that_a_crash_has_left_in_the_lexical_index(tmp_path, crash):
+    async with running(tmp_path, **SMALL) as retriever:
+        await put(retriever, "a", "old " * 60)
+        await put(retriever, "b", "heron " * 40)
+    # The lexical index has the chunks of the new text, and the store has not.
+    assert await asyncio.to_thread(crash, tmp_path, "before the commit") == 9
+    with sqlite3.connect(tmp_path / "store.sqlite3") as connection:
+        connection.execute("DELETE FROM job_items")
+    changed = {**SMALL, "chunks": {"size": 12, "overlap": 0}}
+    async with running(tmp_path, **changed) as retriever:
+        for word, name in (("heron", "b"), ("old", "a")):
+            found = await search(retriever, word, top_k=100, search=SearchKind.SPARSE)
+            whole = await retriever.chunks(TENANT, "default", name)
+            assert {chunk.chunk_id for chunk in found.docs} == {chunk.chunk_id for chunk in whole}
+        assert (await search(retriever, "new", search=SearchKind.SPARSE)).docs == ()
