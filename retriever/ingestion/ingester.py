@@ -28,13 +28,22 @@ _log = structlog.get_logger(__name__)
 _TRANSIENT = (Unavailable, StorageFull, sqlite3.Error, OSError)
 
 
+class _Turn(NamedTuple):
+    """A tenant's next group."""
+
+    tenant: str
+    group: Sequence[JobItem]
+
+
 class _Queued(NamedTuple):
     item: JobItem
     document: IncomingDocument
 
 
 class Ingester:
-    """Ingests the queue in order of arrival, one group of documents at a time. Only it changes the indexes.
+    """Ingests the queue, one group of documents at a time. Only it changes the indexes.
+
+    Tenants take turns. A group has documents of one tenant, in order of arrival.
 
     A document that is too long for a group is prepared in parts, between which groups of short documents behind it are
     ingested. An attempt at each document is recorded before it begins. A document that a process did not survive is
@@ -65,6 +74,7 @@ class Ingester:
         self._counts = counts
         self._long: LongDocument | None = None
         self._long_is_next = False
+        self._last_tenant = ""
         self._group_lock = threading.Lock()
 
     def open(self) -> None:
@@ -85,13 +95,14 @@ class Ingester:
         with self._group_lock:
             self._catalog.install_rebuilt()
             self._committer.remove_scheduled()
-            group = self._next_group()
-            if self._long and (self._long_is_next or not group):
+            turn = self._next_turn()
+            if self._long and (self._long_is_next or turn is None):
                 self._long_is_next = False
                 self._try([self._long.item])
-            elif group:
+            elif turn is not None:
                 self._long_is_next = True
-                self._try(group)
+                self._last_tenant = turn.tenant
+                self._try(turn.group)
             else:
                 self._catalog.save()
                 return False
@@ -110,15 +121,21 @@ class Ingester:
         with suppress(RagtreeError, sqlite3.Error), self._database.write() as transaction:
             self._attempts.take_back(transaction)
 
-    def _next_group(self) -> list[JobItem]:
+    def _next_turn(self) -> _Turn | None:
         with self._database.read() as transaction:
-            return self._jobs.next_group(
-                transaction,
-                self._settings.group_documents,
-                self._settings.group_bytes,
-                self._attempts.lost(transaction),
-                only_short=self._long is not None,
-            )
+            suspects = self._attempts.lost(transaction)
+            for tenant in self._jobs.waiting_tenants(transaction, after=self._last_tenant):
+                group = self._jobs.next_group(
+                    transaction,
+                    tenant,
+                    self._settings.group_documents,
+                    self._settings.group_bytes,
+                    suspects,
+                    only_short=self._long is not None,
+                )
+                if group:
+                    return _Turn(tenant, group)
+        return None
 
     def _try(self, group: Sequence[JobItem]) -> None:
         try:

@@ -96,9 +96,10 @@ class Jobs:
         )
         payloads = ((line, document, msgspec.msgpack.encode(document)) for line, document in documents)
         transaction.executemany(
-            "INSERT INTO job_items (job, collection, document_id, line, bytes, payload) VALUES (?, ?, ?, ?, ?, ?)",
+            """INSERT INTO job_items (job, tenant, collection, document_id, line, bytes, payload)
+               VALUES (?, ?, ?, ?, ?, ?, ?)""",
             [
-                (job_id, collection, document.document_id, line, len(payload), payload)
+                (job_id, tenant, collection, document.document_id, line, len(payload), payload)
                 for line, document, payload in payloads
             ],
         )
@@ -111,26 +112,33 @@ class Jobs:
             raise UnknownJob(f"there is no job {job_id!r}", param="job_id")
         return _job(row)
 
+    def waiting_tenants(self, transaction: Transaction, after: str) -> list[str]:
+        """Return the tenants with queued documents, in their fixed order from the one ``after`` this one."""
+        select = "SELECT DISTINCT tenant FROM job_items ORDER BY tenant <= ?, tenant"
+        return [row["tenant"] for row in transaction.execute(select, (after,))]
+
     def next_group(
         self,
         transaction: Transaction,
+        tenant: str,
         most_documents: int,
         most_bytes: int,
         suspects: Container[int] = (),
         *,
         only_short: bool = False,
     ) -> list[JobItem]:
-        """Return the oldest items that fit one group: at least one, and no document twice.
+        """Return a tenant's oldest items that fit one group: at least one, and no document twice.
 
         A document above ``most_bytes`` and each of the ``suspects`` is a group of its own. ``only_short`` leaves out
         such long documents, and all that was uploaded after them for the same document.
         """
         rows = transaction.execute(
-            """SELECT seq, job, collection, document_id, line, bytes FROM job_items i WHERE NOT ? OR NOT EXISTS (
+            """SELECT seq, job, collection, document_id, line, bytes FROM job_items i
+               WHERE tenant = ? AND (NOT ? OR NOT EXISTS (
                    SELECT 1 FROM job_items e WHERE e.collection = i.collection AND e.document_id = i.document_id
-                   AND e.seq <= i.seq AND e.bytes > ?)
+                   AND e.seq <= i.seq AND e.bytes > ?))
                ORDER BY seq LIMIT ?""",
-            (only_short, most_bytes, most_documents),
+            (tenant, only_short, most_bytes, most_documents),
         )
         group: list[JobItem] = []
         seen: set[tuple[int, str]] = set()

@@ -225,6 +225,13 @@ CREATE TABLE staged_chunks (
 );
 """
 
+_TURNS = """
+-- Tenants take turns. The index has what a turn needs: "tenant" itself lies behind the payload.
+ALTER TABLE job_items ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+UPDATE job_items SET tenant = (SELECT tenant FROM jobs WHERE jobs.id = job_items.job);
+CREATE INDEX job_items_by_tenant ON job_items (tenant);
+"""
+
 VERSIONS = (
     _FIRST,
     _ORPHANS,
@@ -237,5 +244,6 @@ VERSIONS = (
     _STORE,
     _ATTEMPTS,
     _STAGED,
+    _TURNS,
 )
 """The statements that upgrade a store by one version each, starting from an empty file."""

@@ -6,8 +6,8 @@ from graph_cases import GraphStore, failing
 
 from protocol.errors import StorageFull, Unavailable
 from protocol.graph import Triplet
+from protocol.repeating import MOST_ATTEMPTS
 from retriever.graph.extractors.base import ExtractorEnded, Statement
-from retriever.store.attempts import MOST_ATTEMPTS
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from retriever_cases import TENANT, ended, ids, put, running, search, upload
 
+from protocol.repeating import MOST_ATTEMPTS
 from retriever.embedding.hashing import HashingEmbedder
-from retriever.store.attempts import MOST_ATTEMPTS, Attempts
+from retriever.store.attempts import Attempts
 from retriever.store.database import Database
 
 HERE = Path(__file__).parents[1]

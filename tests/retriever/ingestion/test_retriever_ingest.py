@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from retriever_cases import TENANT, ended, ids, lines, put, put_lines, running, search, upload
+from retriever_cases import TENANT, ended, ids, lines, put, put_lines, running, search, tales, upload
 
 from protocol.documents import DocumentUpload
 from protocol.errors import (
@@ -380,3 +380,13 @@ async def test_uploads_are_refused_while_the_queue_is_full(tmp_path, embedder):
         embedder.go.set()
         await ended(retriever, first)
         await retriever.put_document(TENANT, "c", upload("d", "there is room again"))
+
+
+async def test_a_tenant_with_few_documents_does_not_wait_for_one_with_many(tmp_path):
+    async with running(tmp_path, ingest=IngestSettings(group_documents=1)) as retriever:
+        many = await retriever.put_batch("busy", "default", lines(tales(0, 300)))
+        few = await put_lines(retriever, tales(0, 3))
+        assert few.stored == 3
+        busy = await retriever.get_job("busy", many.job_id)
+        assert not busy.ended
+        assert busy.stored < 150
