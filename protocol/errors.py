@@ -43,6 +43,7 @@
       StorageFull                the disk is full; nothing was stored
       ConfigError                the configuration is not valid
         UnknownPolicy            no replacement policy has this name
+      EngineFailed               the engine failed while it computed this request; do not send it again
       InternalError              a defect of RAGTree; its details are in the log, not in the message
         IngestionAbandoned       the retriever did not survive ingesting a document, or has too little memory for it
 
@@ -274,9 +275,14 @@ class EngineNotReady(Unavailable):
 
 
 class EngineDied(Unavailable):
-    """The engine died while it served this request."""
+    """The engine died while it served this request. ``begun``: the request may have been computed by then."""
 
     code = "engine_died"
+
+    def __init__(self, message: str, param: str | None = None, begun: bool = True) -> None:
+        super().__init__(message, param)
+        self.args = (message, param, begun)
+        self.begun = begun
 
 
 class RetrieverNotReady(Unavailable):
@@ -332,6 +338,12 @@ class UnknownPolicy(ConfigError):
     """No replacement policy has this name."""
 
     code = "unknown_policy"
+
+
+class EngineFailed(RagtreeError):
+    """The engine failed while it computed this request, which is given to no other one: it may fail as well."""
+
+    code = "engine_failed"
 
 
 class InternalError(RagtreeError):

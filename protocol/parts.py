@@ -202,8 +202,8 @@ class Generator(Protocol):
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan. Closing the iterator aborts the engine's work within one step.
 
-        Raises EngineNotReady before the first step, EngineDied at any, InvalidRequest if the engine refuses the
-        prompt or the sampling, and what ``check`` raises for a schema that the engine has not checked.
+        Raises EngineNotReady before the first step, EngineDied or EngineFailed at any, InvalidRequest if the engine
+        refuses the prompt or the sampling, and what ``check`` raises for a schema that the engine has not checked.
         """
 
     async def check(self, sampling: Sampling, caller: str) -> None:

@@ -68,6 +68,10 @@ class Attempts(Generic[K]):
         """Count an attempt."""
         self._counts[work] += 1
 
+    def give_up(self, work: K) -> None:
+        """Try no more, because the work is known to be the cause of what has ended an attempt."""
+        self._counts[work] = MOST_ATTEMPTS
+
     def take_back(self, work: K) -> None:
         """Count one attempt less: it was ended for a reason that has nothing to do with the work."""
         if self._counts[work] > 1:

@@ -1,16 +1,18 @@
 """Prefills on idle capacity, which bring documents into the knowledge tree."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.query.lease import Lease
 from gateway.settings import GatewaySettings
-from protocol.errors import EngineDied, InternalError, UnknownDocument
+from protocol.errors import EngineDied, EngineFailed, UnknownDocument
 from protocol.generation import Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, NotWarmed, PrefillPlan
-from protocol.repeating import MOST_ATTEMPTS, Attempts
+from protocol.repeating import Attempts
 
 Outcome: TypeAlias = Literal["computed", "present", "no_room"]
 
@@ -25,28 +27,30 @@ class Prefilled(NamedTuple):
 class IdlePrefill:
     """Prefills what the tree lacks of a prompt's documents, if the stack is idle.
 
-    The controller knows the queries of other gateways. It grants a plan only on an idle instance. What an engine has
-    died of in as many attempts as there may be is not tried again while the gateway runs: each costs all queries their
-    engine.
+    The controller knows the queries of other gateways. It grants a plan only on an idle instance.
+
+    No document ends engine after engine: each costs all queries their engine. A document that an engine has failed at,
+    or that was computed when engines died in as many attempts as there may be, is not prefilled in idle time again
+    while the gateway runs. A query may still ask for it.
     """
 
     def __init__(self, parts: Parts, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
         self._parts = parts
         self._tasks = tasks
         self._settings = settings
-        # By namespace and the keys of the prompt.
-        self._attempts = Attempts[tuple[str, tuple[str, ...]]]()
+        # Of documents, by their keys.
+        self._attempts = Attempts[str]()
 
     async def attempt(self, request: AdmissionRequest, *, evicting: bool) -> Prefilled | None:
         """What became of the prefill; None if the stack is busy.
 
         Unless it is ``evicting``, there is no room for documents that do not fit beside what an idle instance's tiers
-        hold. Raises what the parts raise, UnknownDocument for one that was deleted meanwhile, InternalError for what is
-        given up, and DeadlineExceeded.
+        hold. Raises what the parts raise, UnknownDocument for one that was deleted meanwhile, EngineFailed for one that
+        is given up, and DeadlineExceeded.
         """
-        work = request.namespace, tuple(segment.key for segment in request.prompt.prefix)
-        if self._attempts.exhausted(work):
-            raise InternalError(f"the engine died in each of {MOST_ATTEMPTS} attempts to prefill these documents")
+        documents = [document.key for document in request.prompt.documents]
+        if any(map(self._attempts.exhausted, documents)):
+            raise EngineFailed("Engines died while they computed a document of this prompt. It is not tried again.")
         deadline = Deadline(self._settings.query_timeout_s, "The documents were not prefilled")
         controller = self._parts.controller
         with Lease(request.query_id, controller, self._tasks) as lease:
@@ -60,17 +64,29 @@ class IdlePrefill:
                     return Prefilled("no_room")
                 case NotWarmed.OUTDATED:
                     raise UnknownDocument("a document was deleted while it was being prefilled", "document_id")
-            self._attempts.count(work)
-            try:
+            with self._counted(documents):
                 computed = await self._computed(lease, plan, deadline)
-            except EngineDied:
-                raise
-            except BaseException:
-                self._attempts.take_back(work)
-                raise
-            self._attempts.forget(work)
             lease.completed()
             return Prefilled("computed", computed) if computed else Prefilled("present")
+
+    @contextmanager
+    def _counted(self, documents: Sequence[str]) -> Iterator[None]:
+        """Count an attempt at these documents, unless it ends without the death of an engine that computes them."""
+        for document in documents:
+            self._attempts.count(document)
+        try:
+            yield
+        except EngineFailed:
+            for document in documents:
+                self._attempts.give_up(document)
+            raise
+        except BaseException as error:
+            if not (isinstance(error, EngineDied) and error.begun):
+                for document in documents:
+                    self._attempts.take_back(document)
+            raise
+        for document in documents:
+            self._attempts.forget(document)
 
     async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
         computed = 0

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
-from protocol.errors import Unavailable
+from protocol.errors import EngineFailed, Unavailable
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class IdleTime:
             return None
         try:
             return await self._unless_interrupted(work())
-        except Unavailable:
+        except (Unavailable, EngineFailed):
             # Otherwise the next work would meet the same dead part.
             await self._readiness.check()
             raise

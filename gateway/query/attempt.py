@@ -1,6 +1,8 @@
-"""One attempt to generate a query's answer."""
+"""The attempts to generate a query's answer, and the engines that they have lost."""
 
 from typing import NamedTuple
+
+from protocol.errors import EngineDied, EngineFailed
 
 
 class Attempt(NamedTuple):
@@ -28,3 +30,19 @@ class Attempt(NamedTuple):
         if self.retry:
             return f"{self.query_id}~retry{self.retry}"
         return self.query_id
+
+
+class EngineLosses:
+    """Counts the engines that died while they may have computed a query, be it for a guess or a rewriting of it.
+
+    The first one may have died for any reason. After the second one, the query itself is the likely reason.
+    """
+
+    def __init__(self) -> None:
+        self._computed = 0
+
+    def note(self, error: EngineDied) -> None:
+        """Note a loss. Raises EngineFailed if the query must be given to no other engine."""
+        self._computed += error.begun
+        if self._computed > 1:
+            raise EngineFailed("Two engines died while they computed this request. It is not tried again.") from error

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.attempt import Attempt
+from gateway.query.engine_losses import EngineLosses
 from gateway.query.lease import Lease
 from gateway.query.query import Query
 from gateway.query.tracing import QueryTrace
@@ -34,6 +35,7 @@ class QueryContext:
     transcript: Transcript
     trace: QueryTrace
     deadline: Deadline
+    losses: EngineLosses = field(default_factory=EngineLosses)
 
     @property
     def query(self) -> Query:

@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 class Generation:
     """Admits a query and streams its answer. Retries once on another instance if the first is lost before a step.
 
+    A query that an engine has failed at is not retried, nor is one that was lost with two engines (``EngineLosses``).
+
     Start it with ``admit``, or with ``take_over`` if a guess was confirmed. As a context manager, it closes its lease
     at the end of its block.
     """
@@ -77,6 +79,8 @@ class Generation:
                     yield plan, step
                 return
             except EngineDied as error:
+                if not started:
+                    self._context.losses.note(error)
                 if started or self._attempt.retry:
                     raise
                 self._retry(plan, error)

@@ -26,7 +26,7 @@ class Guess:
     ``prompt`` is what was asked for by the ``request``; that of its ``plan`` may have its facts in trees. ``documents``
     are the content keys it rests on, ``found_at`` these revisions. Times are milliseconds since the query's arrival:
     ``began_ms``, its first step at ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess
-    is ``over`` if it failed, or if the controller ended it for a request.
+    is ``over`` if it failed with an ``error``, or if the controller ended it for a request.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Guess:
         self.prefilled_ms = self.ended_ms = math.inf
         self.over = False
         self._context = context
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._buffer: asyncio.Queue[GenerationStep | None] = asyncio.Queue()
         lease.read_in_background(self._read(context.stream(lease, plan)), context.parts.generator.end)
 
@@ -54,8 +54,8 @@ class Guess:
         """All steps from the first one on. Raises what the stream raises. Call it once."""
         while (step := await self._buffer.get()) is not None:
             yield step
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def use(self, prompt: Prompt) -> Use:
         """How much of the guess's work ``prompt`` can use: the tokens computed for the segments that both begin with.
@@ -82,7 +82,6 @@ class Guess:
                 self._buffer.put_nowait(step)
                 self.over = step.finish_reason == "ended"
         except Exception as error:
-            # Only a reader of ``steps`` needs the error, and a dropped guess has none.
-            self._error = error
+            self.error = error
             self.over = True
         self._buffer.put_nowait(None)

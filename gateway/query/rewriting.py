@@ -9,7 +9,7 @@ from gateway.query.context import QueryContext
 from gateway.search.laid_out import laid_out
 from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
 from gateway.wire.rewriting import RewriteFailure, Rewriting
-from protocol.errors import DeadlineExceeded, RagtreeError
+from protocol.errors import DeadlineExceeded, EngineDied, EngineFailed, RagtreeError
 from protocol.generation import FinishReason
 from protocol.plans import AdmissionRequest, Reuse
 from protocol.retrieval import SearchRequest
@@ -32,7 +32,8 @@ class FollowUpRewriter:
     async def search(self) -> SearchRequest:
         """The search for the query's documents: for the rewritten question, if it was to be and could be rewritten.
 
-        Never raises an error of the parts: a query that they cannot serve fails at its own admission.
+        Raises EngineFailed if an engine failed at the conversation. Other errors of the parts are not raised: a query
+        that they cannot serve fails at its own admission.
         """
         query = self._context.query
         if query.rewrite_from == 0:
@@ -54,7 +55,12 @@ class FollowUpRewriter:
             await context.deadline.wait(self._generate(), context.settings.rewrite_timeout_s)
         except DeadlineExceeded:
             return RewriteFailure.TIMEOUT
+        except EngineFailed:
+            # The search's answer would be to the same conversation.
+            raise
         except RagtreeError as error:
+            if isinstance(error, EngineDied):
+                context.losses.note(error)
             log.warning("follow_up_not_rewritten", query_id=context.query.query_id, error=str(error))
             return RewriteFailure.FAILED
         if self._finish_reason != "stop":

@@ -12,6 +12,7 @@ from gateway.query.context import QueryContext
 from gateway.query.guess import Guess
 from gateway.query.speculation_start import SpeculationStart
 from gateway.wire.reply import SpeculationTimings
+from protocol.errors import EngineDied, EngineFailed
 from protocol.plans import DocumentOrder, PrefillPlan, SpeculationDecision
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
@@ -200,6 +201,11 @@ class Speculation:
             self._dropped.append(guess)
             self._context.timeline.phase("speculation", guess.began_ms, why)
             self._count(why)
+            # The query's own prompt has the same question, and most of the same documents.
+            if isinstance(guess.error, EngineDied):
+                self._context.losses.note(guess.error)
+            elif isinstance(guess.error, EngineFailed):
+                raise guess.error
 
     def _record_ending(self, guess: Guess, wrong_at_ms: float | None, _: asyncio.Task[None]) -> None:
         guess.ended_ms = self._context.timeline.now_ms()

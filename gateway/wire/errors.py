@@ -3,7 +3,8 @@
     {"error": {"message", "type", "param", "code"}}
 
 429 means that the caller's quota is used up, 503 that the stack cannot serve now. Both have ``Retry-After``, which is
-exact for a full window. A conflict has ``x-should-retry: false``, which OpenAI's clients obey.
+exact for a full window. A conflict, and an engine's failure at the request, have ``x-should-retry: false``, which
+OpenAI's clients obey.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ TABLE: Mapping[type[RagtreeError], HttpError] = {
     errors.Unavailable: HttpError(503, "unavailable_error"),
     errors.Overloaded: HttpError(503, "overloaded_error"),
     errors.StorageFull: HttpError(507, "storage_error"),
+    errors.EngineFailed: HttpError(500, "engine_error"),
     errors.RagtreeError: HttpError(500, "internal_error"),
 }
 """The entry of an error's nearest base class applies."""
@@ -74,7 +76,7 @@ def error_headers(error: RagtreeError, retry_after_s: int) -> dict[str, str]:
     match error:
         case errors.Unauthenticated():
             return {"WWW-Authenticate": "Bearer"}
-        case errors.Conflict():
+        case errors.Conflict() | errors.EngineFailed():
             return {"x-should-retry": "false"}
         case errors.RateLimited(retry_after_s=int() as known_s):
             return {"Retry-After": str(known_s)}

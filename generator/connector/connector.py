@@ -16,6 +16,7 @@ from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.report_stats import ReportStats
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
+from generator.connector.step_record import STEP_FILE, StepRecord
 from generator.connector.worker_connector import WorkerConnector
 from generator.end_with_parent import end_with_parent
 from generator.quick_exit import exit_without_collecting
@@ -55,6 +56,7 @@ class RagtreeConnector(WorkerConnector):
             scheduling.max_num_seqs,
             scheduling.max_num_batched_tokens,
             vllm_config.parallel_config.tensor_parallel_size,
+            StepRecord(extra.get(STEP_FILE) if role is KVConnectorRole.SCHEDULER else None),
         )
 
     @property

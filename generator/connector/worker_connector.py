@@ -23,6 +23,7 @@ from generator.connector.blocks.open_blocks import open_blocks
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.contiguous_blocks import layers_of, prefers_contiguous_blocks, required_layout
 from generator.connector.step_jobs import StepJobs, StepResults
+from generator.connector.step_record import STEP_FILE
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.fingerprint import fingerprint
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
@@ -45,7 +46,7 @@ log = structlog.get_logger(__name__)
 _MOVED_TOKENS = 1024
 """To measure how long moving takes. For few tokens, a GPU takes as long as launching its kernels does."""
 
-_NOT_KV_SETTINGS = ("instance", "controller", "prompt_layout", REFUSAL_FILE)
+_NOT_KV_SETTINGS = ("instance", "controller", "prompt_layout", REFUSAL_FILE, STEP_FILE)
 _SAVES_ONLY_AFTER_FORWARD = not hasattr(KVConnectorBase_V1, "get_transfer_results")
 """Whether vLLM, as in 0.26, leaves out ``wait_for_save`` in a step that computes nothing."""
 

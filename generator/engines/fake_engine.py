@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import FakeEngineSettings
-from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
+from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest
 from protocol.generation import (
     EngineInfo,
     FinishReason,
@@ -55,7 +55,7 @@ class FakeEngine:
         self._ending: dict[str, asyncio.Event] = {}
         # Plans that were ended while they were not running.
         self._ended_early: deque[str] = deque(maxlen=_REMEMBERED)
-        self._started = False
+        self._started = self._failed = False
 
     async def start(self) -> None:
         """Start accepting plans."""
@@ -65,8 +65,14 @@ class FakeEngine:
         """Refuse further plans. Running streams end with EngineDied at their next step."""
         self._started = False
 
+    def fail(self) -> None:
+        """Die of an error in a step. Streams that are computed raise EngineFailed, those that wait EngineDied."""
+        self._failed = True
+
     async def ready(self) -> None:
-        """Raise EngineNotReady before ``start`` and after ``close``."""
+        """Raise EngineNotReady before ``start`` and after ``close``, EngineDied after ``fail``."""
+        if self._failed:
+            raise EngineDied("the fake engine has failed", begun=False)
         if not self._started:
             raise EngineNotReady("the fake engine is not started")
 
@@ -122,7 +128,7 @@ class FakeEngine:
         )
         try:
             await asyncio.wait({prefilling, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if begun.is_set():
+            if begun.is_set() or prefilling.done():
                 await prefilling
         finally:
             prefilling.cancel()
@@ -138,6 +144,7 @@ class FakeEngine:
                 await self._sleep(1 / self._speeds.decode_tokens_per_s)
             if not self._started:
                 raise EngineDied("the fake engine was closed")
+            self._computes()
             if ended.is_set():
                 return
             yield GenerationStep(text, 1, prefill, reason if position == len(texts) else None)
@@ -183,9 +190,15 @@ class FakeEngine:
     async def _prefill(self, tokens: int, begun: asyncio.Event, ended: asyncio.Event) -> None:
         """Occupy the device for a prompt of ``tokens`` tokens, or until the first step after it is ``ended``."""
         async with self._device:
+            await self.ready()
             begun.set()
             for computed in range(0, tokens, self._speeds.step_tokens):
                 if ended.is_set():
                     return
                 step = min(self._speeds.step_tokens, tokens - computed)
                 await self._sleep(step / self._speeds.prefill_tokens_per_s)
+                self._computes()
+
+    def _computes(self) -> None:
+        if self._failed:
+            raise EngineFailed("The fake engine failed while it computed this request.")

@@ -55,8 +55,8 @@ class SeededDraw:
         """The logits of the tokens that are left by the top k and the top p, by vLLM's own function."""
         k = torch.tensor([self._top_k]) if 0 < self._top_k < len(logits) else None
         p = torch.tensor([self._top_p]) if self._top_p < 1 else None
-        left: torch.Tensor = apply_top_k_top_p(logits.unsqueeze(0), k, p)[0]
-        return left
+        likely: torch.Tensor = apply_top_k_top_p(logits.unsqueeze(0), k, p)
+        return likely[0]
 
 
 def _seed_at(seed: int, position: int) -> int:

@@ -12,6 +12,7 @@ from uuid import uuid4
 import msgspec
 from pydantic import ValidationError
 
+from generator.connector.step_record import LastSteps
 from generator.engines.vllm_arguments import (
     WORKER_EXTENSION,
     engine_arguments,
@@ -45,6 +46,7 @@ class _Running(NamedTuple):
 
     requests: VllmRequests
     router: "ReportRouter | None"
+    steps: LastSteps | None
     plans: PlanStreams
     orders: VllmOrders
     schemas: SchemaChecks
@@ -69,7 +71,13 @@ class VllmEngine:
         arguments = engine_arguments(self._settings, self._folder, self._instance)
         router = _report_router() if uses_connector(arguments) else None
         # Not a local variable here: a failed import inside vLLM keeps this frame, and with it a closed engine.
-        self._running = await self._warmed_up(self._load(arguments, router), router)
+        steps = LastSteps() if router is not None else None
+        try:
+            self._running = await self._warmed_up(self._load(arguments, router, steps), router, steps)
+        except BaseException:
+            if steps is not None:
+                steps.close()
+            raise
 
     async def close(self) -> None:
         """Abort what runs, which ends its streams with EngineDied, and end the engine's process. Idempotent."""
@@ -79,6 +87,8 @@ class VllmEngine:
             await running.requests.close()
             if running.router is not None:
                 running.router.fail()
+            if running.steps is not None:
+                running.steps.close()
 
     async def ready(self) -> None:
         """Raise EngineNotReady before ``start`` and after ``close``, EngineDied once the engine's process is gone."""
@@ -145,13 +155,15 @@ class VllmEngine:
             raise EngineNotReady("the engine is not started")
         return self._running
 
-    async def _warmed_up(self, llm: "AsyncLLM", router: "ReportRouter | None") -> _Running:
-        requests = VllmRequests(llm)
+    async def _warmed_up(self, llm: "AsyncLLM", router: "ReportRouter | None", steps: LastSteps | None) -> _Running:
+        requests = VllmRequests(llm, steps)
         try:
             # The first prefill creates kernels lazily. Done here, it does not delay a query's first token.
             await _probe_prefill(requests, cached_tokens=0, new_tokens=_WARM_UP_TOKENS)
             kv = await router.memory() if router is not None else None
             composing, refusal = await _composing(llm) if router is not None else (None, "")
+            if steps is not None:
+                steps.opened()
         except BaseException:
             await requests.close()
             raise
@@ -162,9 +174,9 @@ class VllmEngine:
             partial(engine_vocabulary, llm), self._settings.schema_cpu_s, trial_stack_bytes(), remembered_bytes()
         )
         schemas.start()
-        return _Running(requests, router, plans, VllmOrders(requests, router), schemas)
+        return _Running(requests, router, steps, plans, VllmOrders(requests, router), schemas)
 
-    def _load(self, arguments: dict[str, Any], router: "ReportRouter | None") -> "AsyncLLM":
+    def _load(self, arguments: dict[str, Any], router: "ReportRouter | None", steps: LastSteps | None) -> "AsyncLLM":
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -181,6 +193,8 @@ class VllmEngine:
                 if router is not None:
                     check_config(config)
                     name_refusal_file(config, refusal)
+                if steps is not None:
+                    steps.name_in(config)
                 # On the event loop and not in a thread, because vLLM binds its sockets to the loop that creates it.
                 return AsyncLLM.from_vllm_config(
                     config,

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from generator.connector.step_record import LastSteps
+from generator.engines.engine_death import EngineDeath
 from generator.engines.vllm_sampling import check_sampling, refusal, sampling_params
 from generator.engines.vllm_seeds import place_seed
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
@@ -24,10 +26,11 @@ _REMEMBERED = 256
 
 
 class VllmRequests:
-    """The requests of one ``AsyncLLM``, by id."""
+    """The requests of one ``AsyncLLM``, by id. ``steps`` says which of them its engine computes."""
 
-    def __init__(self, llm: "AsyncLLM") -> None:
+    def __init__(self, llm: "AsyncLLM", steps: LastSteps | None = None) -> None:
         self._llm = llm
+        self._death = EngineDeath(llm, steps)
         self._closed = False
         self._running: set[str] = set()
         # The tasks that abort running requests on demand.
@@ -71,8 +74,8 @@ class VllmRequests:
     ) -> "AsyncGenerator[RequestOutput, None]":
         """Stream a request's outputs. ``salt`` separates its KV in vLLM's prefix cache from that of other salts.
 
-        Closing the iterator aborts the request. Raises EngineNotReady or EngineDied, and InvalidRequest if vLLM refuses
-        the request or cannot compile its schema.
+        Closing the iterator aborts the request. Raises EngineNotReady, EngineDied or EngineFailed, and InvalidRequest
+        if vLLM refuses the request or cannot compile its schema.
         """
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import TokensPrompt
@@ -93,7 +96,7 @@ class VllmRequests:
                         raise EngineDied("the engine aborted the request")
                     yield output
         except EngineDeadError as error:
-            raise EngineDied("the engine's process is gone") from error
+            raise await self._death.error(request_id) from error
         except VLLMValidationError as error:
             raise refusal(error) from error
         except EngineGenerateError as error:

@@ -10,7 +10,7 @@ from protocol.kv import KvNode
 
 
 class _Prompt(NamedTuple):
-    """Where the documents of an ended request stand. The request itself is not kept: it would cost its token lists."""
+    """Where the documents of a request stand. The request itself is not kept: it would cost its token lists."""
 
     namespace: str
     path: tuple[str, ...]
@@ -25,7 +25,7 @@ class _Prompt(NamedTuple):
 
 
 class BlockOwners:
-    """Knows which ended request last wrote each block, so that a deleted document can be found in free blocks.
+    """Knows which request last wrote each block that it left, so that a deleted document can be found in free blocks.
 
     The engine's own prefix cache may still find such blocks by their hashes. Memory is bounded by the number of blocks.
     """
@@ -37,7 +37,7 @@ class BlockOwners:
         self._owners: dict[int, tuple[_Prompt, int]] = {}
 
     def record(self, state: RequestState, blocks: Sequence[int]) -> None:
-        """Record the blocks of a request that has ended."""
+        """Record the blocks that a request leaves, at its end or at a preemption."""
         prompt = _prompt(state)
         self._owners.update({block: (prompt, index) for index, block in enumerate(blocks)})
 

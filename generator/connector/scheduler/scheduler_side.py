@@ -19,6 +19,7 @@ from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.request_state import RequestState
 from generator.connector.scheduler.transfer_queue import TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
+from generator.connector.step_record import StepRecord
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
 
@@ -29,20 +30,30 @@ if TYPE_CHECKING:
 
 
 class _Step(NamedTuple):
-    """A step under way: whether it computes tokens, and the blocks that it copies from."""
+    """A step under way: whether it computes tokens, the blocks that it copies from, and the plans that it computes."""
 
     computes: bool
     copied_from: list[int]
+    plans: frozenset[str]
 
 
 class SchedulerSide:
     """Executes the plans that requests carry to an ``instance``, over blocks of ``page_tokens`` tokens.
 
     The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step, and has ``ranks``
-    tensor-parallel workers.
+    tensor-parallel workers. What it computes is written into ``record`` before each step.
     """
 
-    def __init__(self, page_tokens: int, instance: str, most_requests: int, most_tokens: int, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        page_tokens: int,
+        instance: str,
+        most_requests: int,
+        most_tokens: int,
+        ranks: int = 1,
+        record: StepRecord | None = None,
+    ) -> None:
+        self._record = record or StepRecord(None)
         self._instance = instance
         self._page_tokens = page_tokens
         self._gpu = GpuTier(page_tokens)
@@ -120,6 +131,8 @@ class SchedulerSide:
         state = self._states.get(request.request_id)
         if state is None:
             return
+        # After a preemption they are others: the old ones are free, and may still be found.
+        self._leaves_blocks(state)
         state.blocks = list(blocks)
         if request.num_computed_tokens:
             # This is the second call for a load. vLLM has counted the tokens in front of the first block that failed.
@@ -160,12 +173,20 @@ class SchedulerSide:
                 self._prefilled(state)
         self._transfers.forget_message(state.message.name)
         self._compositions.drop(request.request_id)
-        if state.forgotten:
-            self._gpu.evict_hashes(blocks)
-        else:
-            self._owners.record(state, blocks)
+        if blocks:
+            state.blocks = list(blocks)
+        # Without blocks, a preemption has taken them since the last step.
+        self._leaves_blocks(state)
         if not state.reported:
             self._ended[request.request_id] = state
+
+    def _leaves_blocks(self, state: RequestState) -> None:
+        """Record that a request leaves its blocks to the pool, where others may find them, or see that none does."""
+        if state.forgotten:
+            self._gpu.evict_hashes(state.blocks)
+        else:
+            self._owners.record(state, state.blocks)
+        state.blocks = []
 
     # A step of the engine
 
@@ -174,7 +195,7 @@ class SchedulerSide:
         # First, because a request that a reset preempts may be scheduled, or begin to load, in the same step.
         for request_id in output.preempted_req_ids or ():
             if request_id in self._states and request_id not in self._loading:
-                self._states[request_id].blocks = []
+                self._leaves_blocks(self._states[request_id])
         for new in output.scheduled_new_reqs:
             state = self._states.get(new.req_id)
             if state is not None:
@@ -189,8 +210,12 @@ class SchedulerSide:
             self._lost.add(key, Tier.GPU)
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
         # With asynchronous scheduling, a pause would also delay the step that is being computed.
-        self._steps.append(_Step(bool(output.total_num_scheduled_tokens), [copy.source for copy in self._copies]))
         compose = self._compositions.next_step()
+        computed = (*output.num_scheduled_tokens, *((compose.request_id,) if compose is not None else ()))
+        plans = frozenset(self._states[name].message.name for name in computed if name in self._states)
+        copied_from = [copy.source for copy in self._copies]
+        self._steps.append(_Step(bool(output.total_num_scheduled_tokens), copied_from, plans))
+        self._record.write(frozenset().union(*(step.plans for step in self._steps)))
         computing = compose is not None or any(step.computes for step in self._steps)
         idle = not computing and bool(self._requests or self._loading or self.busy)
         transfers, purges = self._transfers.take_queued()

@@ -63,5 +63,5 @@ class GeneratorDeployment:
         """
         named = serve.get_multiplexed_model_id()
         if named and named != self._instance:
-            raise EngineDied("the instance that this call names is draining or gone")
+            raise EngineDied("the instance that this call names is draining or gone", begun=False)
         return self._engine

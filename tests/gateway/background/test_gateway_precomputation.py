@@ -11,7 +11,7 @@ from gateway_requests import by_label
 from gateway.background import idle_time, room_left
 from gateway.limits.auth import namespace_of
 from protocol.cache import TierStats, TreeNode, TreeView
-from protocol.errors import EngineDied, RetrieverNotReady, Unavailable
+from protocol.errors import EngineDied, EngineFailed, RetrieverNotReady, Unavailable
 from protocol.plans import PlanOutcome, Reuse
 from protocol.tiers import Tier
 
@@ -376,6 +376,29 @@ async def test_nothing_but_failures_is_a_failure(served):
     job = await precomputed(served)
     assert (job["status"], job["chunks"]) == ("failed", NOTHING | {"total": 15, "failed": 15})
     assert (await by_label(served, "ragtree_ingest_prefills_total"))["failed"] == 15
+
+
+@pytest.mark.parametrize(("error", "engines"), [(EngineDied("gone"), 2), (EngineFailed("in its step"), 1)])
+async def test_a_document_ends_no_engine_after_another(served, error, engines):
+    """Each chunk is computed behind the first one of its document."""
+    stack = served.stack
+    stack.retriever.chunks_of = 3
+    stream, poison, computed = stack.generator.stream, chunk(2).content_hash, []
+
+    async def failing(plan, sampling):
+        computed.append([document.key for document in plan.prompt.documents])
+        if poison in computed[-1]:
+            raise error
+        async for step in stream(plan, sampling):
+            yield step
+
+    stack.generator.stream = failing
+    for tried in (engines, 0):
+        computed.clear()
+        job = await precomputed(served)
+        assert sum(poison in keys for keys in computed) == tried
+        assert (job["status"], job["chunks"]["failed"]) == ("completed", 3)
+    assert job["last_error"]["code"] == "engine_failed"
 
 
 async def test_an_unknown_collection_fails_the_job(served):

@@ -18,6 +18,7 @@ from gateway.wire import events
 from protocol.errors import (
     DeadlineExceeded,
     EngineDied,
+    EngineFailed,
     InternalError,
     NoDocuments,
     Overloaded,
@@ -295,8 +296,9 @@ async def test_first_step_limit_does_not_apply_to_later_steps(stack: Stack):
 
 async def test_stream_without_finish_reason_is_a_dead_engine(bench: Bench):
     bench.stack.generator.words = ()
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineFailed) as caught:
         await bench.events()
+    assert isinstance(caught.value.__cause__, EngineDied)
 
 
 async def test_search_without_final_documents_is_an_internal_error(bench: Bench, monkeypatch):

@@ -5,20 +5,21 @@ from contextlib import aclosing
 
 import pytest
 from gateway_fakes import ANSWER, MODEL, Stack, eventually, whenever_possible
-from gateway_requests import total
+from gateway_requests import by_label, total
 from sse_reading import events_of, only_terminal
 
-from protocol.errors import EngineDied, Overloaded
+from protocol.errors import EngineDied, EngineFailed, Overloaded, RagtreeError
 from protocol.plans import DocumentOrder, PlanOutcome
 
 COMPLETED, FAILED, CANCELLED = PlanOutcome
 GONE = EngineDied("its instance is gone")
+FAILED_AT = EngineFailed("the engine failed in its step")
 QUERY = {"query": "x"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
 
-def lose(stack: Stack, streams: int = 1, after: int = 0) -> None:
-    """Break the first ``streams`` streams after ``after`` steps."""
+def lose(stack: Stack, streams: int = 1, after: int = 0, error: RagtreeError = GONE) -> None:
+    """Break the first ``streams`` streams after ``after`` steps with an ``error``."""
     stream, left = stack.generator.stream, streams
 
     async def breaking(plan, sampling):
@@ -28,11 +29,18 @@ def lose(stack: Stack, streams: int = 1, after: int = 0) -> None:
         async with aclosing(stream(plan, sampling)) as steps:
             async for step in steps:
                 if breaks and said == after:
-                    raise GONE
+                    raise error
                 said += 1
                 yield step
 
     stack.generator.stream = breaking
+
+
+def assert_not_to_be_repeated(answer) -> None:
+    """Assert that the reply tells clients not to send the request again."""
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_failed")
+    assert answer.headers["x-should-retry"] == "false"
+    assert "Retry-After" not in answer.headers
 
 
 def outcomes(stack: Stack) -> list[tuple[str, PlanOutcome]]:
@@ -103,16 +111,43 @@ async def test_retry_is_counted_once(served):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_second_loss_is_an_error(served, stream: bool):
+async def test_second_loss_is_the_querys_own_failure(served, stream: bool):
     lose(served.stack, streams=2)
     answer = await served.client.post("/query", json=QUERY | {"stream": stream})
     if stream:
         last = only_terminal(events_of(answer.text))
-        assert (last["type"], last["error"]["code"]) == ("query.failed", "engine_died")
+        assert (last["type"], last["error"]["code"]) == ("query.failed", "engine_failed")
     else:
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
+        assert_not_to_be_repeated(answer)
     await settled(served.stack, 2)
     assert outcomes(served.stack) == [("", FAILED), ("retry1", FAILED)]
+    assert (await by_label(served, "ragtree_query_failures_total"))["engine_failed"] == 1
+
+
+async def test_a_query_that_only_waited_in_lost_engines_may_be_asked_again(served):
+    lose(served.stack, streams=2, error=EngineDied("it drains", begun=False))
+    answer = await served.client.post("/query", json=QUERY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize(("path", "body"), [("/query", QUERY), ("/v1/chat/completions", CHAT)])
+async def test_a_query_that_an_engine_failed_at_is_given_to_no_other(served, path, body, after: int):
+    lose(served.stack, streams=1, after=after, error=FAILED_AT)
+    assert_not_to_be_repeated(await served.client.post(path, json=body))
+    await settled(served.stack, 1)
+    assert outcomes(served.stack) == [("", FAILED)]
+    assert await total(served, "ragtree_requests_begun_again_total") == 0
+
+
+@pytest.mark.parametrize(("error", "losses"), [(FAILED_AT, 1), (GONE, 2)])
+async def test_a_follow_up_that_an_engine_failed_at_is_given_to_no_other(in_process, error, losses: int):
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    async with in_process(default_follow_ups="rewritten") as served:
+        lose(served.stack, streams=2, error=error)
+        assert_not_to_be_repeated(await served.client.post("/v1/chat/completions", json=CHAT | {"messages": turns}))
+        await settled(served.stack, losses)
 
 
 async def test_started_answer_is_not_retried(served):

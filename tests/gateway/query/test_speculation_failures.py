@@ -4,7 +4,7 @@ import pytest
 from gateway_fakes import eventually
 from speculation_scene import Scene
 
-from protocol.errors import DeadlineExceeded, EngineDied, Unavailable
+from protocol.errors import DeadlineExceeded, EngineDied, EngineFailed, Unavailable
 from protocol.plans import PlanOutcome
 
 COMPLETED, FAILED, CANCELLED = PlanOutcome
@@ -23,6 +23,31 @@ async def test_failed_guess_means_ordinary_admission(scene: Scene, said: int):
     assert await query.answer() == "a a "
     await scene.at_rest()
     assert scene.controller.outcomes == {"q~1": CANCELLED, "q": COMPLETED}
+
+
+@pytest.mark.parametrize("final", ["a", "b"])
+async def test_a_guess_that_an_engine_failed_at_ends_the_query(scene: Scene, final: str):
+    query = scene.asks("q")
+    await scene.finds("q", "a")
+    guess = await scene.opened("q~1")
+    guess.breaks(EngineFailed("in its step"))
+    await eventually(lambda: guess.closed)
+    scene.searches["q"].finds(final, final=True)
+    with pytest.raises(EngineFailed):
+        await query.task
+    await scene.at_rest()
+    assert scene.controller.outcomes == {"q~1": CANCELLED}
+
+
+async def test_two_guesses_lost_with_their_engines_end_the_query(scene: Scene):
+    query = scene.asks("q")
+    for number, document in enumerate("ab", start=1):
+        await scene.finds("q", document)
+        (await scene.opened(f"q~{number}")).breaks(EngineDied("broken"))
+        await eventually(lambda number=number: scene.streams[f"q~{number}"].closed)
+    scene.searches["q"].finds("b", final=True)
+    with pytest.raises(EngineFailed):
+        await query.task
 
 
 async def test_failed_guess_may_restart_at_a_later_stage(scene: Scene):

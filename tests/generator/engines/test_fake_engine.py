@@ -13,7 +13,7 @@ from generator.engines.fake_engine import FakeEngine
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import FakeEngineSettings
-from protocol.errors import EngineNotReady, InvalidRequest
+from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest
 from protocol.generation import Sampling
 
 MAX_MODEL_LEN = 4096
@@ -236,3 +236,17 @@ def test_the_factory_creates_it_with_the_shipped_tokenizer(tmp_path):
     assert isinstance(factory.engine(), FakeEngine)
     assert factory.layout().lay_out([user("Why?")], [document("one word")], 1).documents[0].token_ids
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_failed_engine_tells_what_it_computed_from_what_only_waited(engine, layout):
+    computed, waiting = (engine.stream(plan(layout), Sampling(max_tokens=LONG)) for _ in range(2))
+    async with aclosing(computed), aclosing(waiting):
+        await anext(computed)
+        engine.fail()
+        with pytest.raises(EngineFailed):
+            await anext(computed)
+        with pytest.raises(EngineDied) as caught:
+            await anext(waiting)
+    assert not caught.value.begun
+    with pytest.raises(EngineDied):
+        await engine.ready()

@@ -329,3 +329,39 @@ def test_a_request_is_not_kept_after_its_end(engine):
     kept = weakref.ref(request)
     del request
     assert kept() is None
+
+
+@pytest.mark.parametrize(
+    "life",
+    [
+        ("preempted", "deleted", "aborted"),
+        ("preempted", "aborted", "deleted"),
+        ("deleted", "preempted", "aborted"),
+        ("reset", "aborted", "deleted"),
+        ("preempted", "resumed", "deleted"),
+        ("reset", "resumed", "deleted"),
+        ("deleted", "reset", "resumed"),
+    ],
+    ids="-".join,
+)
+def test_a_deletion_finds_the_blocks_that_a_preempted_request_has_left(engine, monkeypatch, life):
+    """The engine's prefix cache may still find them. A reset preempts between two steps: the next one tells."""
+    evicted: set[int] = set()
+    monkeypatch.setattr(engine.pool, "evict_blocks", evicted.update)
+    request = engine.admit("q", None, None)
+    engine.side.match(request, 0)
+    left = engine.allocate(request)
+    engine.step(q=18)
+    for event in life:
+        match event:
+            case "preempted":
+                request.num_preemptions = 1
+                engine.step(preempted=("q",))
+            case "resumed":
+                engine.allocate(request)
+            case "aborted":
+                engine.side.complete(request, [])
+            case "deleted":
+                message = RequestMessage("deletion", plan=False, forget=(("n", "c1"),))
+                engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)
+    assert set(left[2:]) <= evicted
