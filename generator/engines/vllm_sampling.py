@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
 """The time and the line of C++ in front of messages of xgrammar."""
 
+_LEAST_REPETITION_PENALTY = 0.01
+"""vLLM divides logits by it. With much less they overflow, and no token follows a schema any more."""
+
 
 def sampling_params(sampling: Sampling) -> "SamplingParams":
     """The vLLM parameters for a sampling. Each output has only the tokens since the last one. Raises InvalidRequest."""
@@ -36,7 +39,7 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
             min_p=sampling.min_p,
             frequency_penalty=sampling.frequency_penalty or 0.0,
             presence_penalty=sampling.presence_penalty,
-            repetition_penalty=sampling.repetition_penalty,
+            repetition_penalty=max(_LEAST_REPETITION_PENALTY, sampling.repetition_penalty),
             repetition_detection=(
                 None
                 if loops is None
