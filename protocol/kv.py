@@ -148,7 +148,8 @@ class KvMemory(msgspec.Struct, frozen=True):
     0 pages disable a tier. With tensor parallelism, each rank has a part of every page; all figures are for the ranks
     together.
 
-    - ``fingerprint`` covers weights, dtype, RoPE, tokenizer and layout. KV is valid only for engines with the same one.
+    - ``fingerprint`` covers weights, dtype, RoPE, tokenizer, layout and the release of vLLM. KV is valid only for
+      engines with the same one.
     - ``boot`` names this run of the engine. KV in its GPU is lost with it.
     - Rates are measured: from host memory to the engine's blocks, and from disk.
     - ``device`` names what the engine computes on. Measured costs are valid for that device.

@@ -90,6 +90,9 @@ class DiskTier:
         except TierUnavailable as error:
             log.warning("the disk tier cannot be read", folder=str(folder), error=str(error))
         self._others = folders_beside(folder, fingerprint, machine)
+        if self._others:
+            held = sum(other.bytes for other in self._others)
+            log.info("kv_of_other_fingerprints", folder=str(folder), bytes=held, note="not used; deleted for room")
         self._reclaim(0)
 
     @cached_property

@@ -5,15 +5,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
+from packaging.version import Version
 
 from generator.model_files import digest_of_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+KV_SEMANTICS = 1
+"""The version of what RAGTree's KV means. Raise it when that changes and nothing else in the fingerprint does.
+
+So after a fault of ours that wrote wrong KV, or a change of where in a page a token's KV is, or of how documents are
+composed and then kept: KV on disk, in host memory and at peers is then never used again.
+"""
+
+_SAME_KV: dict[str, str] = {}
+"""Releases of vLLM that compute the same KV as an older one, which stands for both.
+
+Any two others share no KV: a release may mend what a model computed wrongly, such as its RoPE, and says so nowhere. Add
+one once ``ragtree doctor`` finds exact answers to KV that the older release has written, on the models that are served.
+"""
+
 
 def fingerprint(config: "VllmConfig", layout: str) -> str:
-    """A digest of weights, dtype, RoPE, tokenizer, prompt layout and ``layout``, 32 hexadecimal digits.
+    """A digest of weights, dtype, RoPE, tokenizer, prompt layout, ``layout``, and who computes: 32 hexadecimal digits.
+
+    Who computes is ``KV_SEMANTICS`` and the release of vLLM. Versions of torch and of kernels are left out: they round
+    in other ways, as other devices do, which changes no token's meaning.
 
     Weights and tokenizer enter as ``digest_of_model`` reads them, which says what it does not notice. RoPE and the
     model's dimensions enter with the model's own configuration. ``prompt_layout`` of the ``kv_connector_extra_config``
@@ -23,6 +41,8 @@ def fingerprint(config: "VllmConfig", layout: str) -> str:
     model = config.model_config
     files = _files(model.model, model.revision)
     facts = {
+        "semantics": KV_SEMANTICS,
+        "vllm": _release(_installed()),
         "layout": layout,
         "prompt_layout": config.kv_transfer_config.kv_connector_extra_config.get("prompt_layout", ""),
         "dtype": str(model.dtype),
@@ -37,6 +57,21 @@ def fingerprint(config: "VllmConfig", layout: str) -> str:
         "files": digest_of_model(files) if files is not None else "",
     }
     return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest(16)
+
+
+def _installed() -> str:
+    # Not the version of the package, whose name depends on the device.
+    from vllm.version import __version__
+
+    return str(__version__)
+
+
+def _release(installed: str) -> str:
+    """The release of vLLM that stands for the installed one. A release's builds for several devices are one."""
+    parsed = Version(installed)
+    # Two builds between releases have nothing but their local part to tell them apart.
+    release = installed if parsed.is_devrelease else parsed.public
+    return _SAME_KV.get(release, release)
 
 
 def _without_location(config: dict[str, Any]) -> dict[str, Any]:

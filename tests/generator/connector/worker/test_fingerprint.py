@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from model_folders import make_weights
 
+from generator.connector.worker import fingerprint as module
 from generator.connector.worker.fingerprint import fingerprint
 
 LAYOUT = "30 layers of 32 tokens"
@@ -96,3 +97,37 @@ def test_a_model_in_one_file_enters_with_its_content(tmp_path):
     before = fingerprint(config(model), LAYOUT)
     model.write_bytes(bytes(4999) + b"\1")
     assert fingerprint(config(model), LAYOUT) != before
+
+
+def test_a_raised_version_of_kv_semantics_changes_the_fingerprint(folder, monkeypatch):
+    before = fingerprint(config(folder), LAYOUT)
+    monkeypatch.setattr(module, "KV_SEMANTICS", module.KV_SEMANTICS + 1)
+    assert fingerprint(config(folder), LAYOUT) != before
+
+
+@pytest.mark.parametrize(
+    ("installed", "shared"),
+    [
+        ("0.32.0", True),
+        ("0.32.0+cpu", True),
+        ("0.32.1", False),
+        ("0.32.2", True),
+        ("0.33.0", False),
+        ("0.33.0rc1", False),
+        ("0.32.1.dev3+gabc", False),
+    ],
+)
+def test_releases_of_vllm_share_no_kv_unless_they_are_known_to_compute_the_same(folder, monkeypatch, installed, shared):
+    monkeypatch.setattr(module, "_SAME_KV", {"0.32.2": "0.32.0"})
+    monkeypatch.setattr(module, "_installed", lambda: "0.32.0")
+    before = fingerprint(config(folder), LAYOUT)
+    monkeypatch.setattr(module, "_installed", lambda: installed)
+    assert (fingerprint(config(folder), LAYOUT) == before) is shared
+
+
+def test_builds_between_releases_share_no_kv(folder, monkeypatch):
+    found = set()
+    for build in ("0.33.0.dev3+gabc", "0.33.0.dev3+gdef"):
+        monkeypatch.setattr(module, "_installed", lambda build=build: build)
+        found.add(fingerprint(config(folder), LAYOUT))
+    assert len(found) == 2
