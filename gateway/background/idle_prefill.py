@@ -59,6 +59,8 @@ class IdlePrefill:
                 case NotWarmed.BUSY:
                     return None
                 case NotWarmed.CACHED:
+                    # An engine has survived them.
+                    self._forget(documents)
                     return Prefilled("present")
                 case NotWarmed.NO_ROOM:
                     return Prefilled("no_room")
@@ -85,6 +87,9 @@ class IdlePrefill:
                 for document in documents:
                     self._attempts.take_back(document)
             raise
+        self._forget(documents)
+
+    def _forget(self, documents: Sequence[str]) -> None:
         for document in documents:
             self._attempts.forget(document)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.attempt import Attempt
-from gateway.query.engine_losses import EngineLosses
+from gateway.query.attempt import Attempt, EngineLosses
 from gateway.query.lease import Lease
 from gateway.query.query import Query
 from gateway.query.tracing import QueryTrace

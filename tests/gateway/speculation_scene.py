@@ -276,6 +276,7 @@ class Scene:
         self.searches[query_id] = Search()
         query = Query(
             namespace="n",
+            caller="caller",
             model=MODEL,
             search=SearchRequest("default", "default", query_id, 3),
             messages=(ChatMessage("user", "Why?"),),

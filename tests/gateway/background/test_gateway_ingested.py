@@ -138,10 +138,10 @@ async def test_it_is_off_by_default(in_process, stack):
 
 async def test_a_prefill_that_ends_its_engine_each_time_is_given_up_and_others_go_on(prefilling):
     stack = prefilling.stack
-    stream, poison, tried = stack.generator.stream, chunk(3).content_hash, []
+    stream, poison, tried = stack.generator.stream, f"{chunk(3).content_hash}-1", []
 
     async def dying(plan, sampling):
-        if plan.prompt.prefix[-1].key == poison:
+        if poison in [document.key for document in plan.prompt.documents]:
             tried.append(plan.query_id)
             raise EngineDied("the engine is gone")
         async for step in stream(plan, sampling):
@@ -150,7 +150,7 @@ async def test_a_prefill_that_ends_its_engine_each_time_is_given_up_and_others_g
     stack.generator.stream = dying
     for number in range(1, 6):
         await prefilling.client.put(DOCUMENT, **TEXT)
-        # The first upload computes the two chunks behind it.
+        # The first upload computes the chunks before and behind it.
         await counted(prefilling, failed=number, computed=2, present=2 * (number - 1))
     assert len(tried) == 3
 

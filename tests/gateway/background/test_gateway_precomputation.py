@@ -378,7 +378,7 @@ async def test_nothing_but_failures_is_a_failure(served):
     assert (await by_label(served, "ragtree_ingest_prefills_total"))["failed"] == 15
 
 
-@pytest.mark.parametrize(("error", "engines"), [(EngineDied("gone"), 2), (EngineFailed("in its step"), 1)])
+@pytest.mark.parametrize(("error", "engines"), [(EngineDied("gone"), 3), (EngineFailed("in its step"), 1)])
 async def test_a_document_ends_no_engine_after_another(served, error, engines):
     """Each chunk is computed behind the first one of its document."""
     stack = served.stack

@@ -52,6 +52,7 @@ class Bench:
     def query(self, **changes: object) -> Query:
         query = Query(
             namespace="n",
+            caller="caller",
             model=MODEL,
             search=SearchRequest("default", "default", "What is the capital?", 3),
             messages=(ChatMessage("user", "What is the capital?"),),
