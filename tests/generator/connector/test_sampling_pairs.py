@@ -63,7 +63,7 @@ async def test_a_request_is_answered_and_the_engine_goes_on(engine, path, number
     row = dict(ROWS[number])
     prompt = row.pop("prompt")
     sampling = Sampling(**row)
-    await engine.check(sampling)
+    await engine.check(sampling, "caller")
     plan = await plan_of(engine, prompt, path)
     answer = await generate(engine, plan, sampling)
     assert answer.finish_reason in ("stop", "length")
