@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from protocol.errors import EngineDied, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
+from protocol.errors import EngineDied, EngineFailed, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
 from protocol.parts import Controller, Generator, Retriever
 from protocol.repeating import repeated
@@ -71,7 +71,7 @@ class Readiness:
 
     def on_query_error(self, error: RagtreeError) -> None:
         """Check the engine at once if a query failed because its engine died."""
-        if isinstance(error, EngineDied) and (self._extra_check is None or self._extra_check.done()):
+        if isinstance(error, (EngineDied, EngineFailed)) and (self._extra_check is None or self._extra_check.done()):
             self._extra_check = asyncio.create_task(self._check_engine())
 
     async def check(self) -> None:

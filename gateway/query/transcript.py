@@ -6,11 +6,11 @@ from typing import TypedDict
 
 import msgspec
 
+from gateway.limits.token_meter import TokenMeter
 from gateway.off_loop import off_loop
 from gateway.query.citations import supports
 from gateway.query.hits import found_in
 from gateway.query.query import Query
-from gateway.query.token_meter import TokenMeter
 from gateway.query.token_times import TokenTimes
 from gateway.wire import events
 from gateway.wire.errors import error_body

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from gateway_fakes import ANSWER, eventually, whenever_possible
 
-from gateway.query.token_meter import TokenMeter
+from gateway.limits.token_meter import TokenMeter
 from protocol.errors import EngineDied
 
 CHAT = {"model": "fake-model", "messages": [{"role": "user", "content": "x"}], "temperature": 1}
@@ -77,7 +77,7 @@ async def test_a_query_that_is_tried_again_pays_for_one_prompt(in_process):
         prompt = await prompt_tokens(served)
         before = charged(served)
         served.stack.phases.failing = {"prefill": EngineDied("gone")}
-        assert (await served.client.post("/query", json={"query": "x"})).status_code == 503
+        assert (await served.client.post("/query", json={"query": "x"})).status_code == 500
         await at_rest(served)
         assert served.stack.generator.calls["opened"] == 3, "one answer, one failure, one retry"
         assert charged(served) == before + prompt

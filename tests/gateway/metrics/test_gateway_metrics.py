@@ -30,7 +30,7 @@ async def test_queries_are_counted_by_outcome(served):
         ("failed",): 2,
         ("cancelled",): 0,
     }
-    assert await values(served, "ragtree_query_failures_total") == {("internal_error",): 1, ("engine_died",): 1}
+    assert await values(served, "ragtree_query_failures_total") == {("internal_error",): 1, ("engine_failed",): 1}
 
 
 async def test_query_of_a_disconnected_client_is_counted_as_cancelled(live):

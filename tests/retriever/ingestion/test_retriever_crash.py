@@ -195,6 +195,6 @@ async def test_new_chunks_never_get_ids_that_a_crash_has_left_in_the_lexical_ind
     async with running(tmp_path, **changed) as retriever:
         for word, name in (("heron", "b"), ("old", "a")):
             found = await search(retriever, word, top_k=100, search=SearchKind.SPARSE)
-            whole = await retriever.chunks(TENANT, "default", name)
+            whole = (await retriever.chunks(TENANT, "default", name)).chunks
             assert {chunk.chunk_id for chunk in found.docs} == {chunk.chunk_id for chunk in whole}
         assert (await search(retriever, "new", search=SearchKind.SPARSE)).docs == ()

@@ -105,7 +105,7 @@ async def test_a_long_document_is_found_whole_and_short_ones_behind_it_do_not_wa
         assert (await ended(retriever, long)).stored == 1
         found = await search(retriever, "word19999", top_k=1, search=SearchKind.SPARSE)
         assert "word19999" in found.docs[0].text
-        chunks = await retriever.chunks(TENANT, "default", "long")
+        chunks = (await retriever.chunks(TENANT, "default", "long")).chunks
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert sum(len(chunk.text.split()) for chunk in chunks) == 20_000
         # Replacing and deleting it works as for any other.
