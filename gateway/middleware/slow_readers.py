@@ -1,6 +1,7 @@
 """Replies whose clients do not read them."""
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,6 +54,9 @@ class SlowReaders:
             try:
                 async with asyncio.timeout(self._send_timeout_s):
                     await send(piece)
+                    if piece.get("more_body"):
+                        # A client that reads as fast as the server sends must not keep the loop from others.
+                        await asyncio.sleep(0)
             except TimeoutError:
                 raise _DoesNotRead from None
 
@@ -61,11 +65,12 @@ class _DoesNotRead(Exception):
     """The client has taken nothing for ``send_timeout_s``."""
 
 
-def _pieces(message: Message) -> list[Message]:
+def _pieces(message: Message) -> Iterator[Message]:
     body = message.get("body", b"")
     if len(body) <= PIECE_BYTES:
-        return [message]
+        yield message
+        return
+    for start in range(0, len(body), PIECE_BYTES):
+        yield {"type": message["type"], "body": body[start : start + PIECE_BYTES], "more_body": True}
     # The empty last message is sent once the piece before it is.
-    starts = range(0, len(body), PIECE_BYTES)
-    parts = [{"type": message["type"], "body": body[at : at + PIECE_BYTES], "more_body": True} for at in starts]
-    return [*parts, {**message, "body": b""}]
+    yield {**message, "body": b""}

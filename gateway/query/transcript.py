@@ -201,8 +201,9 @@ class Transcript:
     async def cite(self) -> None:
         """Find the passages that the answer rests on, once it is complete. Its reply tells them."""
         answer = "".join(self._text)
-        compared = len(answer) + sum(len(passage.text) for passage in self._passages)
-        self._cited = await off_loop(compared, lambda: self._cited_in(answer))
+        question = self.query.search.query
+        compared = len(answer) + len(question) + sum(len(passage.text) for passage in self._passages)
+        self._cited = await off_loop(compared, lambda: self._cited_in(answer, question))
 
     def completed(self) -> events.QueryCompleted:
         """Make the terminal event of an answered query."""
@@ -270,8 +271,8 @@ class Transcript:
             logprobs=self._logprobs(),
         )
 
-    def _cited_in(self, answer: str) -> tuple[CitedPassage, ...]:
-        held = supports(answer, self.query.search.query, [passage.text for passage in self._passages])
+    def _cited_in(self, answer: str, question: str) -> tuple[CitedPassage, ...]:
+        held = supports(answer, question, [passage.text for passage in self._passages])
         return tuple(
             CitedPassage(
                 index,
