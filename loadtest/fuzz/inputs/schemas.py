@@ -26,6 +26,8 @@ _CLASSES = [
 _COUNTS = ["*", "+", "?", "*?", "{0,}", "{1000}", "{0,5000}", "{65535}", "{1,2147483648}", "{5,1}", "{,3}", "**"]
 _DEPTHS = [2, 30, 300, 3000, 30_000]
 _SIZES = [10, 200, 1000, 3000]
+_REFUSED_WITHIN_S = 60.0
+"""A compile may use 5 s of processor time at a low priority, and others wait for it."""
 
 
 def _nested(opening: str, closing: str, depth: int) -> str:
@@ -183,7 +185,7 @@ def schema_requests(endpoints: list[Endpoint]) -> SearchStrategy[Input]:
             body["text"] = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
         else:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        return one(json_call(endpoint.path, body), leaves_s=leaves_s)
+        return one(json_call(endpoint.path, body), leaves_s=leaves_s, refused_within_s=_REFUSED_WITHIN_S)
 
     formatted = [e for e in endpoints if e.path.endswith(("/chat/completions", "/responses"))]
     return st.builds(asked, st.sampled_from(formatted), schemas(), st.sampled_from([None, None, None, 0.5]))

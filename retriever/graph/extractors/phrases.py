@@ -1,5 +1,6 @@
 """Names and noun phrases of English texts, by spaCy's small model."""
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
@@ -9,12 +10,19 @@ from thinc.api import get_current_ops, set_current_ops
 
 from retriever.graph.extractors.blas_ops import BlasOps
 from retriever.graph.extractors.token_attributes import TokenAttributes
-from retriever.graph.names import name_key, tidy
+from retriever.graph.names import LONGEST_NAME, name_key, tidy
 
 VERBS = frozenset({"AUX", "VERB"})
 
 _MOST_NAMES = 32
 """Of one sentence, in the order of the text. A table without full stops must not fill the graph."""
+
+_MOST_CHARACTERS = 2000
+"""Of a question. spaCy holds the interpreter's lock, for a quarter of a second at most for so many."""
+
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
+"""No name has such a word, and spaCy takes time that grows with the square of its length: half a minute for 20,000
+signs that it takes for suffixes."""
 
 _NO_NAMES = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
 _UNNAMED = frozenset({"ADP", "CCONJ", "DET", "PART", "PRON", "PUNCT", "SCONJ", "SPACE", "SYM"})
@@ -44,7 +52,7 @@ class Phrases:
 
         Recognition takes a third of the time, and nearly all that it finds are noun phrases or proper nouns, too.
         """
-        for doc in self._nlp.pipe(texts, disable=["attribute_ruler", "lemmatizer", "ner"]):
+        for doc in self._nlp.pipe(map(_readable, texts), disable=["attribute_ruler", "lemmatizer", "ner"]):
             self._attributes(doc)
             for token in doc:
                 if token.pos_ in VERBS and not token.lemma:
@@ -52,12 +60,17 @@ class Phrases:
             yield doc
 
     def names_in(self, text: str) -> list[str]:
-        """Return the names and noun phrases of a question."""
-        return _names_in(self._nlp(text))
+        """Return the names and noun phrases of a question, of its first 2,000 characters."""
+        return _names_in(self._nlp(_readable(text[:_MOST_CHARACTERS])))
 
     def names_in_each(self, texts: Iterable[str]) -> list[list[str]]:
         """Return the names and noun phrases of each title. Many short texts take less time at once than one by one."""
-        return [_names_in(doc) for doc in self._nlp.pipe(texts)]
+        return [_names_in(doc) for doc in self._nlp.pipe(map(_readable, texts))]
+
+
+def _readable(text: str) -> str:
+    """The text with spaces in the place of words that are too long for any name."""
+    return _LONG_WORD.sub(lambda word: " " * len(word.group()), text)
 
 
 def _names_in(doc: Doc) -> list[str]:

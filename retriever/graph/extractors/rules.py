@@ -10,7 +10,7 @@ from retriever.graph.extractors.base import GraphSource, Statement
 from retriever.graph.extractors.phrases import VERBS, Phrases, name_of, names_of
 from retriever.graph.names import LONGEST_NAME, name_key, tidy
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raise it when the rules find something else."""
 
 _MOST_TRIPLETS = 16

@@ -1,5 +1,7 @@
 """Extraction by rules, with the real spaCy model."""
 
+import time
+
 import pytest
 
 from protocol.graph import Triplet
@@ -83,3 +85,20 @@ def test_a_question_names_its_entities(phrases):
 def test_odd_texts_are_read_without_an_error(rules, text):
     (found,) = rules.extract([GraphSource(text)])
     assert all(0 <= statement.start < statement.end <= len(text) for statement in found)
+
+
+@pytest.mark.parametrize("sign", ["!", "'s", "\u20ac", "a-"])
+def test_long_words_do_not_take_time_that_grows_with_their_square(rules, phrases, sign):
+    long = sign * (20_000 // len(sign))
+    began = time.process_time()
+    assert phrases.names_in(f"Who is Chynna Phillips? {long}") == ["Chynna Phillips"]
+    (found,) = rules.extract([GraphSource(f"{long} Michelle Phillips made a record.", long)])
+    # It was half a minute, in which nobody else searched.
+    assert time.process_time() - began < 2
+    assert {"Michelle Phillips", "record"} <= {name for statement in found for name in statement.names}
+
+
+def test_the_names_of_a_question_stand_in_its_first_characters(phrases):
+    began = time.process_time()
+    assert phrases.names_in("Who is Chynna Phillips? " + "What is it, and why? " * 5000) == ["Chynna Phillips"]
+    assert time.process_time() - began < 1
