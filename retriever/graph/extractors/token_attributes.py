@@ -8,6 +8,9 @@ import numpy as np
 from spacy.pipeline import AttributeRuler
 from spacy.tokens import Doc
 
+_MOST_WORDS = 100_000
+"""So many words take 10 MiB. What is forgotten is looked up again."""
+
 
 class _Context(NamedTuple):
     """What the ruler's answer for a token depends on. ``word`` is 0 if no pattern knows the word."""
@@ -69,6 +72,8 @@ class TokenAttributes:
     def _contexts(self, doc: Doc) -> list[_Context]:
         contexts: list[_Context] = []
         before = 0
+        if len(self._words) > _MOST_WORDS:
+            self._words.clear()
         for tag, dependency, lower, is_space in _rows(doc, "TAG", "DEP", "LOWER", "IS_SPACE"):
             word = self._words.get(lower)
             if word is None:

@@ -102,3 +102,19 @@ def test_the_names_of_a_question_stand_in_its_first_characters(phrases):
     began = time.process_time()
     assert phrases.names_in("Who is Chynna Phillips? " + "What is it, and why? " * 5000) == ["Chynna Phillips"]
     assert time.process_time() - began < 1
+
+
+def test_new_words_are_forgotten(rules, phrases, monkeypatch):
+    monkeypatch.setattr("retriever.graph.extractors.token_attributes._MOST_WORDS", 500)
+
+    def read(number: int) -> None:
+        words = " ".join(f"xq{number}z{word}" for word in range(200))
+        phrases.names_in(f"Who is {words}?")
+        rules.extract([GraphSource(f"Michelle Phillips saw {words}.", words)])
+
+    read(0)
+    held = len(phrases._nlp.vocab.strings)
+    for number in range(1, 10):
+        read(number)
+    assert len(phrases._nlp.vocab.strings) == held
+    assert len(phrases._attributes._words) < 2 * 500
