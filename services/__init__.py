@@ -21,6 +21,9 @@ RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     # A replica without Ray GPUs must still see the machine's GPUs: the engine allocates them, not Ray.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's default of 15 would have engines and searches wait for the threads that give way to them, and for all else
+    # on the machine.
+    "RAY_worker_niceness": "0",
 }
 """Variables that Ray reads when it is first imported, here and in its child processes. The user's values win."""
 

@@ -1,9 +1,12 @@
 """What went wrong with a call of another process, as an error of our own."""
 
+import structlog
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from protocol.errors import InternalError, Overloaded, RagtreeError, Unavailable
+
+log = structlog.get_logger(__name__)
 
 _NO_PROCESS = (
     ActorDiedError,
@@ -23,4 +26,5 @@ def translated(error: Exception, part: str, absent: type[Unavailable]) -> Ragtre
         return Overloaded(f"the {part} has no room for another request")
     if isinstance(cause, _NO_PROCESS):
         return absent(f"the {part} is not available: it is starting or restarting")
+    log.error("part_failed", part=part, error=repr(cause), exc_info=error)
     return InternalError(f"the {part} failed")

@@ -3,6 +3,7 @@
 import asyncio
 
 from retriever.build import build_retriever
+from retriever.large_blocks import return_large_blocks
 from retriever.sharding.shard import Shard
 from services.config import Config
 from services.observability.spans import open_spans
@@ -15,6 +16,7 @@ class RetrieverDeployment:
     """Runs a retriever and its ingest worker."""
 
     async def __init__(self, config: Config, shard: int) -> None:  # type: ignore[misc]  # Serve awaits it
+        return_large_blocks()
         config.observability.configure_logging()
         self._spans = open_spans(config.observability, "retriever")
         folder = shard_folders(config).of(shard)

@@ -198,3 +198,19 @@ def test_openvino_does_not_report_its_use(tmp_path):
 def test_int8_needs_a_cpu():
     with pytest.raises(ValidationError, match="needs device cpu"):
         SentenceTransformerSettings(dtype="int8", device="cuda")
+
+
+def test_texts_of_all_lengths_have_few_shapes(rounded, monkeypatch):
+    lengths = set()
+    forward = rounded._model.forward
+
+    def recorded(features, *arguments, **named):
+        lengths.add(features["input_ids"].shape[1])
+        return forward(features, *arguments, **named)
+
+    monkeypatch.setattr(rounded._model, "forward", recorded)
+    for words in range(1, 40):
+        rounded.embed_documents(["word " * words])
+        rounded.embed_query("word " * words)
+    # The network keeps kernels for each, which took a GiB.
+    assert lengths == {16, 32, 48}

@@ -1,5 +1,6 @@
 """End to end, over HTTP only: real vLLM through real Ray Serve."""
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -281,3 +282,14 @@ def test_a_dead_engine_is_a_503_and_is_replaced(vllm_stack):
     assert refused.json()["error"]["code"] in ("engine_not_ready", "engine_died")
     until(vllm_stack.is_ready)
     assert "Marxville" in vllm_stack.query(**QUESTION).json()["output_text"]
+
+
+def test_only_ingestion_gives_way(vllm_stack):
+    stack = psutil.Process(vllm_stack.running.pid)
+    processes = {" ".join(process.cmdline()): process for process in stack.children(recursive=True)}
+    titles = ["ServeReplica:retriever", "ServeReplica:controller", "ServeReplica:generator", "VLLM::EngineCore"]
+    first = [next(process for title, process in processes.items() if part in title) for part in titles]
+    assert {process.nice() for process in first} == {stack.nice()}
+    threads = {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in first[0].threads()}
+    assert threads > {stack.nice()}
+    assert min(threads - {stack.nice()}) >= stack.nice()
