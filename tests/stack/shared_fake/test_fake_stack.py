@@ -205,3 +205,19 @@ def assert_api_behind_serve(stack):
     events = stack.events(**QUESTION)
     assert events[-1]["type"] == "query.completed"
     assert stack.query(query="x", collection="nowhere").json()["error"]["code"] == "unknown_collection"
+
+
+def test_a_document_of_more_than_a_grpc_message_is_read(fake_stack):
+    # 8 MiB, of which the loader keeps a sentence. gRPC's own limit is 4 MiB.
+    page = f"<html><!--{'x' * 2**23}--><body>{FREEDONIA}</body></html>"
+    stored = httpx.put(
+        f"{fake_stack.url}/v1/collections/large/documents/page",
+        content=page,
+        headers={"Content-Type": "text/html"},
+        timeout=PATIENCE_S,
+    )
+    assert stored.status_code == 202, stored.text
+    job = f"{fake_stack.url}/v1/jobs/{stored.json()['job_id']}"
+    until(lambda: httpx.get(job).json()["status"] == "completed")
+    found = fake_stack.query(**{**QUESTION, "collection": "large"}).json()["results"]
+    assert [each["document_id"] for each in found] == ["page"]
