@@ -200,10 +200,15 @@ class Transcript:
 
     async def cite(self) -> None:
         """Find the passages that the answer rests on, once it is complete. Its reply tells them."""
-        answer = "".join(self._text)
         question = self.query.search.query
-        compared = len(answer) + len(question) + sum(len(passage.text) for passage in self._passages)
-        self._cited = await off_loop(compared, lambda: self._cited_in(answer, question))
+        compared = sum(map(len, self._text)) + len(question) + sum(len(passage.text) for passage in self._passages)
+
+        def joined() -> tuple[str, tuple[CitedPassage, ...]]:
+            answer = "".join(self._text)
+            return answer, self._cited_in(answer, question)
+
+        answer, self._cited = await off_loop(compared, joined)
+        self._text = [answer] if answer else []
 
     def completed(self) -> events.QueryCompleted:
         """Make the terminal event of an answered query."""
