@@ -12,7 +12,7 @@ RAY_ENVIRONMENT = {
     # The option above enables it. The parts are called through handles, so they need no HTTP port, which would take
     # half a minute to drain.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
-    # The first option also has handles call replicas over gRPC, which takes messages of 4 MiB. The gateway bounds bodies.
+    # The first option also calls replicas over gRPC, whose own limit is 4 MiB. The gateway bounds bodies.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
     # A dead proxy is replaced after three failed checks. Ray's default of ten seconds each would mean half a minute of
     # downtime. The timeout of a check keeps its default, so that a busy proxy survives.
