@@ -17,7 +17,7 @@ CPU_ENGINE = "ragtree_cpu_engine"
 """The same for engines that compute on CPUs, of machines without a GPU alone."""
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
-"""Memory of each Ray node for objects. Messages between parts are kilobytes and travel inline.
+"""Memory of each Ray node for objects. Messages between parts travel over gRPC and take none of it.
 
 Ray's default would reserve a third of the machine's memory.
 """
