@@ -193,6 +193,7 @@ class FuzzRun:
             findings=dict(self._keeper.counts),
             ended_processes=len(self._watcher.deaths),
             longest_stall_s=self._watcher.longest_stall_s,
+            longest_lateness_s=self._watcher.longest_lateness_s,
             memory_mib=memory,
             judge=Judged.of(self._judge.idle, self._judge.during, upload_s),
             drained_s=drained_s,

@@ -50,6 +50,7 @@ class Watcher:
         self._memory: dict[tuple[str, int], Memory] = {}
         self._scanned = 0.0
         self._stalls: list[float] = []
+        self._lateness: list[float] = []
         self._closed = threading.Event()
         self._ready = threading.Event()
         self.deaths: list[float] = []
@@ -86,6 +87,11 @@ class Watcher:
         """The longest time that the gateway took to say that it is alive."""
         return max(self._stalls, default=0.0)
 
+    @property
+    def longest_lateness_s(self) -> float:
+        """How long, at most, a thread that slept waited for a processor. Stalls contain such times, too."""
+        return max(self._lateness, default=0.0)
+
     def died_since(self, moment: float) -> bool:
         """Whether a process was found dead at ``moment`` or later."""
         return any(at >= moment for at in self.deaths)
@@ -102,9 +108,12 @@ class Watcher:
             self._adopt()
 
     def _run(self) -> None:
+        due = time.monotonic() + _POLL_S
         while not self._closed.wait(_POLL_S):
+            self._lateness.append(time.monotonic() - due)
             self.check_processes()
             self._probe()
+            due = time.monotonic() + _POLL_S
 
     def _adopt(self) -> None:
         """Watch the processes that are new, and read the memory of all."""
