@@ -100,8 +100,8 @@ def _render(report: FuzzReport) -> str:
         f"({requests / report.seconds:.1f} and {report.files / report.seconds:.1f} per second), seed {report.seed}"
         f"{', interrupted' if report.interrupted else ''}. Limits of the stranger's key: {STRANGERS_LIMITS}.",
         f"{report.ended_processes} processes ended. The gateway took at most {report.longest_stall_s:.2f} s to say "
-        f"that it is alive; a thread that slept waited {report.longest_lateness_s:.2f} s for a processor. The controller "
-        f"had no query left {drained}; a document of the judge was found {upload}.",
+        f"that it is alive; a thread that slept waited {report.longest_lateness_s:.2f} s for a processor. "
+        f"The controller had no query left {drained}; a document of the judge was found {upload}.",
         "## What broke",
         table(["what (source)", "times"], findings) if findings else "Nothing.",
         *(f"- {each}, left behind" for each in report.left),
