@@ -5,6 +5,7 @@ import os
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field
 
 from protocol.logs import LogFormat, LogLevel, configure_logging
+from services.observability.refusals import leave_refusals_out
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -38,3 +39,4 @@ class ObservabilitySettings(BaseModel):
     def configure_logging(self) -> None:
         """Configure this process's log."""
         configure_logging(self.log_level, self.log_format)
+        leave_refusals_out()
