@@ -14,6 +14,7 @@ from gateway.off_loop import off_loop
 from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
+from gateway.routes.document_json import document_from_json
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.responses import json_response
 from gateway.stores.uploads import SeenJob
@@ -21,7 +22,7 @@ from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, D
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, CollectionBody, DocumentBody
 from protocol.documents import CollectionInfo, DocumentUpload
-from protocol.errors import InvalidEncoding, UnknownChunk, UnknownDocument, UnsupportedMediaType
+from protocol.errors import UnknownChunk, UnknownDocument, UnsupportedMediaType
 from protocol.filters import Attributes
 from protocol.graph import Triplet
 
@@ -247,12 +248,7 @@ def _lines(body: bytes) -> int:
 
 
 def _from_json(document_id: str, body: bytes) -> DocumentUpload:
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidEncoding(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
-    with validating("body"):
-        given = DocumentBody.model_validate_json(body)
+    given = document_from_json(body)
     triplets = tuple(Triplet(triplet.head, triplet.relation, triplet.tail) for triplet in given.triplets)
     return DocumentUpload(
         document_id,

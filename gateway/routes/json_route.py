@@ -17,11 +17,6 @@ from gateway.off_loop import SHORT
 from gateway.wire.errors import http_error
 from protocol.errors import RagtreeError, TooManyValues
 
-MOST_VALUES = 12_500
-"""Room for a filter with the 10,000 values that the retriever compares with."""
-MOST_NAMES = 2000
-_MOST_FIELDS = 100
-
 
 class JsonSize(NamedTuple):
     """What a JSON body consists of: strings, numbers and other ``values``, and the ``names`` of its objects' fields."""
@@ -29,31 +24,35 @@ class JsonSize(NamedTuple):
     values: int
     names: int
 
-    @property
-    def within(self) -> bool:
-        """Whether a body may have as many."""
-        return self.values <= MOST_VALUES and self.names <= MOST_NAMES
+    def within(self, most: "JsonSize") -> bool:
+        """Whether a body that consists of at most ``most`` may have as many."""
+        return self.values <= most.values and self.names <= most.names
 
 
-def json_size(body: bytes) -> JsonSize:
-    """At least what a JSON body consists of, and exact if that is more than allowed."""
+MOST = JsonSize(12_500, 2000)
+"""Room for a filter with the 10,000 values that the retriever compares with."""
+_MOST_FIELDS = 100
+
+
+def json_size(body: bytes, most: JsonSize = MOST) -> JsonSize:
+    """At least what a JSON body consists of, and exact if that is more than ``most``."""
     found = _marks(body)
-    if found.within:
+    if found.within(most):
         return found
     # Texts have commas and brackets, too. Without escapes, every other piece between quotation marks is a text.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     texts = plain.count(b'"') // 2
-    if texts > MOST_VALUES + MOST_NAMES:
+    if texts > most.values + most.names:
         # Each of them is a value, or the name of one.
-        return JsonSize(texts - MOST_NAMES, texts - MOST_VALUES)
+        return JsonSize(texts - most.names, texts - most.values)
     return _marks(b"".join(plain.split(b'"')[::2]))
 
 
-def require_small(body: bytes) -> None:
-    """Raise TooManyValues for a JSON body of more than ``MOST_VALUES`` values, or ``MOST_NAMES`` names of fields."""
-    if not json_size(body).within:
+def require_small(body: bytes, most: JsonSize = MOST) -> None:
+    """Raise TooManyValues for a JSON body of more values, or names of fields, than ``most``."""
+    if not json_size(body, most).within(most):
         raise TooManyValues(
-            f"The body has more than {MOST_VALUES:,} JSON values, or {MOST_NAMES:,} names of fields, the limits of "
+            f"The body has more than {most.values:,} JSON values, or {most.names:,} names of fields, the limits of "
             "this path."
         )
 

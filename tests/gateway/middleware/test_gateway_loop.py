@@ -13,7 +13,7 @@ from loop_watchdog import LoopWatchdog
 from model_folders import make_model_folder
 
 from gateway.off_loop import SHORT, off_loop
-from gateway.routes.json_route import MOST_NAMES, MOST_VALUES, JsonSize, json_size
+from gateway.routes.json_route import MOST, JsonSize, json_size
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.embeddings import Embeddings
@@ -107,7 +107,7 @@ async def gateway(stack, in_process, loop_watchdog, monkeypatch):
 
 @pytest.mark.parametrize(("path", "body", "status"), ACCEPTED.values(), ids=ACCEPTED)
 async def test_the_largest_bodies_are_answered(gateway, path, body, status):
-    assert json_size(body).within
+    assert json_size(body).within(MOST)
     replied = await gateway.client.post(path, content=body, headers=JSON)
     assert replied.status_code == status, replied.text
 
@@ -136,18 +136,18 @@ async def test_many_long_vectors_are_encoded_elsewhere(gateway, stack, monkeypat
     assert len(replied.json()["data"]) == 2048
 
 
-@pytest.mark.parametrize("values", [0, 1, MOST_VALUES - 1, MOST_VALUES, MOST_VALUES + 1])
+@pytest.mark.parametrize("values", [0, 1, MOST.values - 1, MOST.values, MOST.values + 1])
 @pytest.mark.parametrize("value", ['","', '\\"],[', "\\\\", '{"a":', "plain"])
 def test_marks_in_texts_are_no_values(value, values):
-    assert json_size(json.dumps([value] * values).encode()).within is (values + 1 <= MOST_VALUES)
+    assert json_size(json.dumps([value] * values).encode()).within(MOST) is (values + 1 <= MOST.values)
 
 
-@pytest.mark.parametrize("count", [1, MOST_NAMES - 1, MOST_NAMES, MOST_NAMES + 1])
+@pytest.mark.parametrize("count", [1, MOST.names - 1, MOST.names, MOST.names + 1])
 @pytest.mark.parametrize("value", [1, "a:b", '\\": "'])
 def test_marks_in_texts_are_no_names(value, count):
     body = json.dumps({f"{number}:": value for number in range(count)}).encode()
-    assert json_size(body).within is (count <= MOST_NAMES)
-    if count > MOST_NAMES:
+    assert json_size(body).within(MOST) is (count <= MOST.names)
+    if count > MOST.names:
         assert json_size(body) == JsonSize(count + 1, count)
 
 
@@ -155,8 +155,27 @@ async def test_documents_as_json_are_read_elsewhere(gateway):
     text = "\u00e4 b\n" * (256 * KIB)
     replied = await gateway.client.put(DOCUMENT, content=json.dumps({"text": text}).encode(), headers=JSON)
     assert replied.status_code == 202
-    body = names(b'{"text":"a","attributes":{', 100_000, b"}}")
-    assert (await gateway.client.put(DOCUMENT, content=body, headers=JSON)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (names(b'{"text":"a","attributes":{', 20_000, b"}}"), 422),
+        (names(b'{"text":"a","attributes":{', 2_000_000, b"}}"), 400),
+        (many(b'{"text":"a","triplets":[', b"1", b"]}", 40_000), 422),
+        (many(b'{"text":"a","triplets":[', b"{}", b"]}", 8_000_000), 400),
+        (many(b'{"text":"a","title":[', b"1", b"]}", 8_000_000), 400),
+        (many(b'{"text":"a","what":[', b"1", b"]}", 8_000_000), 422),
+        (many(b'{"text":[', b"1", b"]}", 8_000_000), 422),
+    ],
+    ids=["attributes", "many attributes", "triplets", "many triplets", "title", "unknown", "text"],
+)
+async def test_documents_of_tiny_values_are_refused_at_once(served, body, status):
+    begun = time.process_time()
+    replied = await served.client.put(DOCUMENT, content=body, headers=JSON)
+    assert replied.status_code == status, replied.text
+    # Python's lock is held while they are parsed. Validated as a whole, the largest would take over a second.
+    assert time.process_time() - begun < 0.5
 
 
 async def test_logs_of_queries_are_read_elsewhere_and_bounded(gateway):

@@ -50,9 +50,12 @@ async def test_json_document(served):
 
 async def test_triplets_of_a_json_document(served):
     triplets = [{"head": "Marie Curie", "relation": "born in", "tail": "Warsaw"}]
-    for body in ({"text": "x", "triplets": triplets}, {"text": "x", "triplets": []}, {"text": "x"}):
+    long = "ä\n" * 20_000
+    for body in ({"text": long, "triplets": triplets}, {"text": "x", "triplets": []}, {"text": "x"}):
         assert (await served.client.put(f"{HERE}/a", json=body)).status_code == 202
-    given, *without = [upload.triplets for _, _, upload, _ in served.stack.retriever.uploads]
+    uploads = [upload for _, _, upload, _ in served.stack.retriever.uploads]
+    assert [upload.content.decode() for upload in uploads] == [long, "x", "x"]
+    given, *without = [upload.triplets for upload in uploads]
     assert given == (Triplet("Marie Curie", "born in", "Warsaw"),)
     assert without == [UNSET, UNSET]
 
@@ -119,6 +122,7 @@ async def test_line_breaks_are_refused_everywhere(served, path: str):
         (b"GIF89a", "image/gif", 415, "unsupported_media_type"),
         (b"x", "", 415, "unsupported_media_type"),
         (b'{"text": "\xff"}', "application/json", 400, "invalid_encoding"),
+        (b'{"text": "x", "title": "\xff"}', "application/json", 400, "invalid_encoding"),
         (b'{"text": ', "application/json", 400, "invalid_json"),
         (b'{"text": 7}', "application/json", 422, "invalid_value"),
         (b'{"text": "\\ud800"}', "application/json", 400, "invalid_json"),
@@ -127,7 +131,11 @@ async def test_line_breaks_are_refused_everywhere(served, path: str):
         (b'{"text": ""}', "application/json", 422, "empty_document"),
     ],
 )
-async def test_unreadable_documents(served, content, content_type, status, code):
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_unreadable_documents(served, content, content_type, status, code, is_long):
+    if is_long:
+        # Long JSON is taken apart before it is validated.
+        content = content.replace(b"{", b"{" + b" " * 2**16, 1)
     answer = await served.client.put(f"{HERE}/a", content=content, headers={"Content-Type": content_type})
     assert (answer.status_code, shape(answer)["code"]) == (status, code)
     assert served.stack.retriever.uploads == []
