@@ -111,7 +111,8 @@ class Chunker:
         return title if len(pieces.offsets) <= most else title[: pieces.offsets[most]].rstrip()
 
     def _count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        # A batch of one, because only batches are tokenised without holding Python's lock.
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _word_start(text: str, starts: list[int], at: int, lowest: int) -> int:

@@ -45,7 +45,8 @@ class PieceStarts:
     def _read_window(self) -> None:
         begin = self._at
         part = self._text[begin : begin + self._window]
-        tokens = self._tokenizer.encode(part, add_special_tokens=False).offsets
+        # A batch of one, because only batches are tokenised without holding Python's lock.
+        tokens = self._tokenizer.encode_batch([part], add_special_tokens=False)[0].offsets
         seam = len(part) if begin + len(part) == len(self._text) else _seam(part, tokens)
         for start, end in tokens:
             if start >= seam:
