@@ -1,7 +1,5 @@
 """A document as JSON, read without holding the gateway's loop: Python's lock is held while JSON is parsed."""
 
-from typing import NoReturn
-
 import msgspec
 from fastapi.exceptions import RequestValidationError
 
@@ -41,7 +39,8 @@ def document_from_json(body: bytes) -> DocumentBody:
         document = msgspec.json.decode(body, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _require_utf8(body)
-        _refuse(error)
+        kind = "value_error" if isinstance(error, msgspec.ValidationError) else "json_invalid"
+        raise RequestValidationError([{"type": kind, "loc": ("body",), "msg": str(error)}]) from None
     text, document.text = document.text, ""
     rest = msgspec.json.encode(document)
     _require_utf8(rest)
@@ -56,8 +55,3 @@ def _require_utf8(body: bytes) -> None:
         body.decode()
     except UnicodeDecodeError as error:
         raise InvalidEncoding(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
-
-
-def _refuse(error: Exception) -> NoReturn:
-    kind = "value_error" if isinstance(error, msgspec.ValidationError) else "json_invalid"
-    raise RequestValidationError([{"type": kind, "loc": ("body",), "msg": str(error)}]) from None

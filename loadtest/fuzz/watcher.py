@@ -108,12 +108,13 @@ class Watcher:
             self._adopt()
 
     def _run(self) -> None:
-        due = time.monotonic() + _POLL_S
-        while not self._closed.wait(_POLL_S):
+        while True:
+            due = time.monotonic() + _POLL_S
+            if self._closed.wait(_POLL_S):
+                return
             self._lateness.append(time.monotonic() - due)
             self.check_processes()
             self._probe()
-            due = time.monotonic() + _POLL_S
 
     def _adopt(self) -> None:
         """Watch the processes that are new, and read the memory of all."""

@@ -111,7 +111,7 @@ class Chunker:
         return title if len(pieces.offsets) <= most else title[: pieces.offsets[most]].rstrip()
 
     def _count(self, text: str) -> int:
-        # A batch of one, because only batches are tokenised without holding Python's lock.
+        # A batch of one, as in PieceStarts.
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 

@@ -12,9 +12,7 @@ def leave_refusals_out() -> None:
 
     Otherwise a caller whose requests are refused could fill the disk. The gateway logs a line for each request.
     """
-    logger = logging.getLogger(_SERVE_LOGGER)
-    if _is_no_refusal not in logger.filters:
-        logger.addFilter(_is_no_refusal)
+    logging.getLogger(_SERVE_LOGGER).addFilter(_is_no_refusal)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

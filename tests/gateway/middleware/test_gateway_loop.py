@@ -155,6 +155,8 @@ async def test_documents_as_json_are_read_elsewhere(gateway):
     text = "\u00e4 b\n" * (256 * KIB)
     replied = await gateway.client.put(DOCUMENT, content=json.dumps({"text": text}).encode(), headers=JSON)
     assert replied.status_code == 202
+    body = names(b'{"text":"a","attributes":{', 100_000, b"}}")
+    assert (await gateway.client.put(DOCUMENT, content=body, headers=JSON)).status_code == 400
 
 
 @pytest.mark.parametrize(
