@@ -1,11 +1,11 @@
 """Warm-up of the cache: jobs that replay past queries, most frequent sequences of documents first."""
 
 from collections import Counter
+from typing import NamedTuple
 
 from gateway.background.cache_jobs import CacheJob, CacheJobs, Ending
 from gateway.background.past_queries import PastQueries
 from gateway.background.replay import Replay
-from gateway.off_loop import ITEM, off_loop
 from gateway.wire.schemas import WarmBody
 from protocol.errors import RagtreeError
 from protocol.retrieval import SearchRequest
@@ -24,6 +24,15 @@ class WarmUp(CacheJob, kw_only=True):
     failed: int = 0
 
 
+class AskedFor(NamedTuple):
+    """What a warm-up replays: ``queries``, or those in the ``log`` of a tenant, in a collection if one is given."""
+
+    queries: Counter[SearchRequest]
+    log: bool
+    tenant: str
+    collection: str | None
+
+
 class WarmUps:
     """Starts warm-ups. ``jobs`` runs one at a time.
 
@@ -36,19 +45,22 @@ class WarmUps:
         self._past = past
         self._replay = replay
 
-    async def start(self, body: WarmBody, tenant: str) -> WarmUp:
-        """Start a warm-up with the body's queries or the query log. ``tenant`` applies to queries that name none.
+    def asked_for(self, body: WarmBody, tenant: str) -> AskedFor:
+        """What ``body`` asks for. ``tenant`` applies to queries that name none. Raises QuestionTooLong.
 
-        Raises Conflict while another warm-up runs, and QuestionTooLong.
+        Takes time for each query.
         """
         owner = body.tenant or tenant
-        given = await off_loop(
-            ITEM * len(body.queries),
-            lambda: Counter(self._past.as_search(query, owner, body.collection) for query in body.queries),
-        )
+        queries = Counter(self._past.as_search(query, owner, body.collection) for query in body.queries)
+        return AskedFor(queries, body.log, owner, body.collection)
+
+    def start(self, asked: AskedFor) -> WarmUp:
+        """Start a warm-up. Raises Conflict while another one runs."""
 
         async def work(job: WarmUp) -> Ending:
-            return await self._run(job, await self._past.logged(owner, body.collection) if body.log else given)
+            if not asked.log:
+                return await self._run(job, asked.queries)
+            return await self._run(job, await self._past.logged(asked.tenant, asked.collection))
 
         return self.jobs.start(lambda job_id: WarmUp(job_id=job_id), work)
 

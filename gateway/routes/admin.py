@@ -3,7 +3,7 @@
 ``tenant`` names the documents' owner. By default, it is the administrator's own tenant.
 """
 
-from functools import partial
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
-from gateway.off_loop import off_loop
 from gateway.routes.any_text import any_text
 from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
@@ -102,8 +101,10 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
             f"Unsupported content type {kind!r}; send application/json, or JSON lines as application/x-ndjson."
         )
     content = await request.body()
-    body = await off_loop(len(content), partial(_warm_body if kind == "application/json" else _warm_lines, content))
-    job = await gateway.warm_ups.start(body, administrator.tenant)
+    read = _warm_body if kind == "application/json" else _warm_lines
+    # The body's objects are also freed there: that of 20,000 queries takes more than the loop's 5 ms.
+    asked = await asyncio.to_thread(lambda: gateway.warm_ups.asked_for(read(content), administrator.tenant))
+    job = gateway.warm_ups.start(asked)
     return json_response(WarmUpReply.of(job), 202, {"Location": f"/v1/admin/cache/warm/{job.job_id}"})
 
 
