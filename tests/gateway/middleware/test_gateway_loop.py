@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 from gateway_fakes import EMBEDDER, MODEL, chunk
-from loop_watchdog import LoopWatchdog
+from loop_watchdog import MOST_S, LoopWatchdog
 from model_folders import make_model_folder
 
 from gateway.off_loop import SHORT, off_loop
@@ -192,14 +192,17 @@ async def test_documents_of_tiny_values_are_refused_at_once(served, body, status
     assert time.process_time() - begun < max(0.3, parsed_s)
 
 
-async def test_logs_of_queries_are_read_elsewhere_and_bounded(gateway):
-    lines = await gateway.client.post("/v1/admin/cache/warm", content=b'"a"\n' * 20_000, headers=LINES)
-    assert lines.status_code == 202, lines.text
-    more = await gateway.client.post("/v1/admin/cache/warm", content=b"\n" * 300_000, headers=LINES)
-    assert (more.status_code, more.json()["error"]["code"]) == (413, "payload_too_large")
-    body = many(b'{"queries":[', b'"a"', b"]}", 100_000)
-    values = await gateway.client.post("/v1/admin/cache/warm", content=body, headers=JSON)
-    assert (values.status_code, values.json()["error"]["code"]) == (400, "too_many_values")
+async def test_logs_of_queries_are_read_elsewhere_and_bounded(served):
+    # After half a second in another thread, the processor's caches are cold, and a callback takes four times as long.
+    with LoopWatchdog(4 * MOST_S).watching() as watchdog:
+        lines = await served.client.post("/v1/admin/cache/warm", content=b'"a"\n' * 20_000, headers=LINES)
+        assert lines.status_code == 202, lines.text
+        more = await served.client.post("/v1/admin/cache/warm", content=b"\n" * 300_000, headers=LINES)
+        assert (more.status_code, more.json()["error"]["code"]) == (413, "payload_too_large")
+        body = many(b'{"queries":[', b'"a"', b"]}", 100_000)
+        values = await served.client.post("/v1/admin/cache/warm", content=body, headers=JSON)
+        assert (values.status_code, values.json()["error"]["code"]) == (400, "too_many_values")
+    assert not watchdog.held, "\n".join(map(str, watchdog.held))
 
 
 async def test_the_description_of_the_api_is_made_elsewhere(gateway):
@@ -239,9 +242,8 @@ async def test_long_prompts_are_laid_out_elsewhere(gateway, stack, layout, shape
 
 def test_a_conversation_is_rendered_in_time_that_grows_with_its_length(layout):
     def rendered_s(turns: int) -> float:
-        return seconds(lambda: layout.lay_out([ChatMessage("user", "a")] * turns, (), 1))
+        return min(seconds(lambda: layout.lay_out([ChatMessage("user", "a")] * turns, (), 1)) for _ in range(3))
 
-    rendered_s(1)
     # By the former search for each mark, 60 times as much.
     assert rendered_s(8000) < 24 * rendered_s(1000)
 
