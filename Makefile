@@ -61,13 +61,13 @@ loadtest: setup ## load the stack at URL: RATE per second for DURATION seconds, 
 	@$(BIN)/python -m loadtest --headless --only-summary --host "$(URL)" --schedule "$(SCHEDULE)" $(OPTIONS)
 
 soak: setup ## hold 80 % of the local stack's capacity at URL for MINUTES and watch the memory of every process
-	@$(BIN)/python -m loadtest.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)
+	@$(BIN)/python -m ragtree_lab.soak --url "$(URL)" --minutes "$(MINUTES)" $(OPTIONS)
 
 chaos: setup ## start a stack, kill its processes one by one under load for MINUTES, and judge every request
-	@$(BIN)/python -m loadtest.chaos --minutes "$(MINUTES)" $(OPTIONS)
+	@$(BIN)/python -m ragtree_lab.chaos --minutes "$(MINUTES)" $(OPTIONS)
 
 fuzz: setup ## start a stack, send it all that strangers can send for MINUTES, and let a second tenant judge the answers
-	@$(BIN)/python -m loadtest.fuzz --minutes "$(MINUTES)" $(OPTIONS)
+	@$(BIN)/python -m ragtree_lab.fuzz --minutes "$(MINUTES)" $(OPTIONS)
 
 format: setup ## format the sources
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -1,28 +1,31 @@
 """docs/architecture.md names every package. Every path that it and its detail pages name exists."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
+from packages import PACKAGES, ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 QUOTED = set(re.findall(r"`([^`\n]+)`", PAGE))
 NAMED_PATHS = {text for text in QUOTED if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w-]+\.(toml|md|py|yaml|lock)", text)}
 # The pages that architecture.md links for details. They also name files of a stack's data, which do not exist here.
 DETAIL_PAGES = ("configuration", "failures", "graph", "knowledge-tree", "retrieval", "speculation", "storage")
-PAGES = [page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("helm/*/*.md"))]
-PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+_PAGES = ("*.md", "docs/**/*.md", "helm/*/*.md", "lab/**/*.md", "contrib/*/*.md")
+PAGES = [page.relative_to(ROOT) for pattern in _PAGES for page in ROOT.glob(pattern)]
 
 
 def _folders() -> list[str]:
-    inits = (path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py"))
+    inits = (path for folder in PACKAGES.values() for path in folder.rglob("__init__.py"))
     return sorted(f"{path.parent.relative_to(ROOT).as_posix()}/" for path in inits)
 
 
 def _paths_in(text: str) -> set[str]:
-    return {path for path in re.findall(r"`([^`\n]+)`", text) if re.match(rf"({'|'.join(PACKAGES)}|docs)/", path)}
+    return {
+        path
+        for path in re.findall(r"`([^`\n]+)`", text)
+        if re.match(rf"({'|'.join(PACKAGES)}|docs|lab|contrib)/", path)
+    }
 
 
 def _changes() -> dict[str, set[str]]:
@@ -42,13 +45,15 @@ def _exists(path: str) -> bool:
 
 
 def test_the_import_rules_cover_every_top_level_package():
-    there = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert there == set(PACKAGES)
+    there = {path.parent for path in (*ROOT.glob("*/__init__.py"), *ROOT.glob("lab/*/__init__.py"))}
+    assert there <= set(PACKAGES.values())
 
 
 @pytest.mark.parametrize("folder", _folders())
 def test_every_package_and_folder_is_named(folder):
-    assert f"`{folder}`" in PAGE
+    project = next((name for name in ("lab/", "contrib/vllm/") if folder.startswith(name)), "")
+    page = (ROOT / project / "README.md").read_text(encoding="utf-8") if project else PAGE
+    assert f"`{folder.removeprefix(project)}`" in page
 
 
 @pytest.mark.parametrize("path", sorted(NAMED_PATHS))

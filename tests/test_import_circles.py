@@ -10,26 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
-PACKAGES = [
-    "protocol",
-    "subprocesses",
-    "retriever",
-    "cachectl",
-    "generator",
-    "gateway",
-    "services",
-    "benchmarks",
-    "loadtest",
-]
+from packages import PACKAGES
 
 Graph = dict[str, set[str]]
 
 
 def modules_of(package: str) -> dict[str, Path]:
-    files = (ROOT / package).rglob("*.py")
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    folder = PACKAGES[package]
+    files = folder.rglob("*.py")
+    return {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in files
+    }
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str | None]]:

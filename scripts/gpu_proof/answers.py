@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.measuring.engines import Generation, generate
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.engines import Generation, generate
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
 from protocol.plans import PrefillPlan

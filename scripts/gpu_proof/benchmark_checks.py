@@ -5,22 +5,22 @@ import random
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.measuring.engines import EngineMaker
-from benchmarks.measuring.kv_paths import random_segment
-from benchmarks.tiers import TiersBenchmark
-from benchmarks.workloads.prompt_streams import Arrival, poisson
-from benchmarks.workloads.retrieved_prompts import document_tokens
+from examine.measuring.engines import EngineMaker
+from examine.measuring.kv_paths import random_segment
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, SegmentKind
+from ragtree_lab.tiers import TiersBenchmark
+from ragtree_lab.workloads.prompt_streams import Arrival, poisson
+from ragtree_lab.workloads.retrieved_prompts import document_tokens
 from scripts.gpu_proof.models import make_model
 from scripts.gpu_proof.process import Task
 from scripts.gpu_proof.random_weights import LOAD_FORMAT
 
 if TYPE_CHECKING:
-    from benchmarks.replay.benchmark import ReplayBenchmark
-    from benchmarks.replay.results import ReplayResult
+    from ragtree_lab.replay.benchmark import ReplayBenchmark
+    from ragtree_lab.replay.results import ReplayResult
 
 _BASELINE = "vllm-prefix"
 
@@ -120,9 +120,9 @@ class BenchmarkChecks:
     async def replay(self) -> str:
         """Time to first token and sustained rate against vLLM's own prefix cache, under Poisson arrivals."""
         # Imported late, because they need many more packages: those of the controller and the retriever.
-        from benchmarks.measuring.systems import OURS, Systems
-        from benchmarks.replay.benchmark import ReplayBenchmark, ReplaySettings
         from cachectl.settings import ControllerSettings
+        from ragtree_lab.measuring.systems import OURS, Systems
+        from ragtree_lab.replay.benchmark import ReplayBenchmark, ReplaySettings
 
         size = self._size
         engines = EngineMaker(self._settings, self._models, at_once=3, kv_tokens=size.kv_tokens)

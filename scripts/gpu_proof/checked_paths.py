@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from benchmarks.measuring.kv_paths import KvPath, random_segment
+from examine.measuring.kv_paths import KvPath, random_segment
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import SegmentKind

@@ -2,10 +2,10 @@
 
 from statistics import median
 
-from benchmarks.compose.composed_plans import ComposedPlans
-from benchmarks.compose.rows import Way
-from benchmarks.measuring.engines import Generation, generate
-from benchmarks.measuring.kv_paths import random_segment
+from examine.composing.composed_plans import ComposedPlans
+from examine.composing.rows import Way
+from examine.measuring.engines import Generation, generate
+from examine.measuring.kv_paths import random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import Orders

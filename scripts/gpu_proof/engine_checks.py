@@ -4,7 +4,7 @@ import asyncio
 import re
 from functools import partial
 
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from benchmarks.compose.composed_plans import ComposedPlans
-from benchmarks.compose.rows import Way
-from benchmarks.measuring.kv_paths import KvPath, random_segment
+from examine.composing.composed_plans import ComposedPlans
+from examine.composing.rows import Way
+from examine.measuring.kv_paths import KvPath, random_segment
 from protocol.kv import Orders
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier

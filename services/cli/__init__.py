@@ -1,12 +1,17 @@
-"""The command line, ``ragtree``: one module per command."""
+"""The command line, ``ragtree``: one module per command.
+
+Other packages add commands by entry points of the group ``ragtree.commands``, which name a ``typer.Typer``. The
+laboratory adds ``ragtree bench``.
+"""
 
 import sys
+from importlib.metadata import entry_points
 
 import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import bench, cache, config, doctor, evaluate, gate, graph, ingest, join, models, query, search, stack
+from services.cli import cache, config, doctor, evaluate, gate, graph, ingest, join, models, query, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -25,11 +30,12 @@ app.command()(query.query)
 app.command("eval")(evaluate.evaluate)
 app.command()(models.models)
 app.command()(search.search)
-app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
 app.add_typer(gate.app, name="gate")
 app.add_typer(graph.app, name="graph")
+for added in entry_points(group="ragtree.commands"):
+    app.add_typer(added.load(), name=added.name)
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.doctor.outcome import CheckResult, Diagnosis, Status
-from benchmarks.doctor.surroundings import Surroundings
+from examine.doctor.outcome import CheckResult, Diagnosis, Status
+from examine.doctor.surroundings import Surroundings
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from services.cli.connection import JsonOption
@@ -35,11 +35,11 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
-    from benchmarks.doctor.context import Context
-    from benchmarks.doctor.examination import Examination
-    from benchmarks.doctor.standard_checks import standard_checks
-    from benchmarks.doctor.workplace import Workplace
     from cachectl.runtime.composing.gate import GateFolder
+    from examine.doctor.context import Context
+    from examine.doctor.examination import Examination
+    from examine.doctor.standard_checks import standard_checks
+    from examine.doctor.workplace import Workplace
     from generator.models import ModelStore
 
     config = load_config()

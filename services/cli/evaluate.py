@@ -20,9 +20,9 @@ from services.cli.signals import ended_by_signals, undisturbed_by_signals
 from services.client import StackClient, StackUnreachable
 
 if TYPE_CHECKING:
-    from benchmarks.evaluation.asking import Mode
-    from benchmarks.evaluation.evaluation import Evaluation, EvaluationReport
-    from benchmarks.suite.report_folder import ReportFolder
+    from examine.evaluation.asking import Mode
+    from examine.evaluation.evaluation import Evaluation, EvaluationReport
+    from examine.report_folder import ReportFolder
 
 _SHOWN_FAILURES = 5
 
@@ -83,10 +83,10 @@ def evaluate(
 
     Ctrl-C keeps what was measured. The exit code is 0 only if a question was answered.
     """
-    from benchmarks.evaluation.asking import Asker
-    from benchmarks.evaluation.evaluation import Asked, Evaluation
-    from benchmarks.evaluation.question_file import read_questions
-    from benchmarks.suite.report_folder import ReportFolder
+    from examine.evaluation.asking import Asker
+    from examine.evaluation.evaluation import Asked, Evaluation
+    from examine.evaluation.question_file import read_questions
+    from examine.report_folder import ReportFolder
 
     questions = read_questions(dataset, limit)
     client = connect(url, api_key)
@@ -137,8 +137,8 @@ def _sha256(file: Path) -> str:
 
 
 def _modes(reuse: AskedReuse | None) -> "Sequence[Mode]":
-    from benchmarks.evaluation.asking import Mode
-    from benchmarks.evaluation.evaluation import BOTH
+    from examine.evaluation.asking import Mode
+    from examine.evaluation.evaluation import BOTH
 
     if reuse is AskedReuse.BOTH:
         return BOTH
@@ -161,10 +161,10 @@ def _publish(
 def _write(report: "EvaluationReport", evaluation: "Evaluation", folder: "ReportFolder") -> None:
     import msgspec
 
-    from benchmarks.evaluation.evaluation import PICTURE, REPORT
-    from benchmarks.evaluation.markdown_report import render
-    from benchmarks.evaluation.plot import draw
-    from benchmarks.suite.report_folder import REPORT as TEXT
+    from examine.evaluation.evaluation import PICTURE, REPORT
+    from examine.evaluation.markdown_report import render
+    from examine.evaluation.plot import draw
+    from examine.report_folder import REPORT as TEXT
 
     try:
         folder.write(REPORT, msgspec.json.format(msgspec.json.encode(report)))
@@ -176,7 +176,7 @@ def _write(report: "EvaluationReport", evaluation: "Evaluation", folder: "Report
 
 
 def _show(report: "EvaluationReport", folder: "ReportFolder | None") -> None:
-    from benchmarks.evaluation.tables import figures, notes
+    from examine.evaluation.tables import figures, notes
 
     found = figures(report)
     table = Table(box=None, pad_edge=False)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from benchmarks.gate import MOST_QUESTIONS
+from examine.gate import MOST_QUESTIONS
 from protocol.gate import DEPENDENCY
-from services.cli.bench.common.options import SeedOption
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
 from services.cli.signals import ended_by_signals
@@ -54,17 +53,17 @@ def run(
             min=60, help="Most questions of each kind. Fewer are asked if a third or two thirds of them say enough."
         ),
     ] = MOST_QUESTIONS,
-    seed: SeedOption = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Ask questions about codes hidden in documents, composed and in full, or in facts, and keep the verdict.
 
     A stack uses it from its next start on. The exit code is 0 only if the gate is passed.
     """
-    from benchmarks.compose.rows import Way
-    from benchmarks.gate.examination import examine, probe_set
-    from benchmarks.gate.fact_examination import FactExamination
     from cachectl.runtime.composing.gate import GateFolder
+    from examine.composing.rows import Way
+    from examine.gate.examination import examine, probe_set
+    from examine.gate.fact_examination import FactExamination
 
     config = load_config()
     way = Way(
@@ -98,7 +97,7 @@ def show(as_json: JsonOption = False) -> None:
 
 def _texts(config: Config) -> list[str]:
     """Return texts of the stack's own documents, or of the standard library if it has too few."""
-    from benchmarks.compose.tasks import CHUNK_CHARACTERS, cut
+    from examine.composing.tasks import CHUNK_CHARACTERS, cut
     from retriever.demo_corpus.stdlib_corpus import stdlib_documents
 
     texts = _stored_texts(config, CHUNK_CHARACTERS)

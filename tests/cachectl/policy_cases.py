@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from policy_contract import NAMESPACE
 
-from benchmarks.simulation.policies import create_simulated_policy
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
+from cachectl.policies import create_policy
+from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
@@ -28,8 +29,10 @@ def quadratic(cached: int, new: int) -> float:
     return float((cached + new) ** 2 - cached**2)
 
 
-def tree_of(name, gpu, host=0, cost=linear, instances=("one",)) -> KnowledgeTree:
-    return KnowledgeTree(create_simulated_policy(name, Lookahead()), Capacities(gpu, host), instances, cost)
+def tree_of(policy: str | ReplacementPolicy, gpu, host=0, cost=linear, instances=("one",)) -> KnowledgeTree:
+    """A tree under a policy, or under the served one of this name."""
+    ranking = create_policy(policy, Lookahead()) if isinstance(policy, str) else policy
+    return KnowledgeTree(ranking, Capacities(gpu, host), instances, cost)
 
 
 def begin(tree: KnowledgeTree, path: Sequence[str], instance: str = "one", tokens: int | None = None) -> Grant:

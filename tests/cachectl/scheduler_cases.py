@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from benchmarks.simulation.policies import create_simulated_policy
 from cachectl.branches.kept_branches import KeptBranches
 from cachectl.nodes.node import PathDocument
+from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
@@ -37,15 +37,13 @@ def build_scheduler(
     """A scheduler over these instances, or over one. ``load_s`` are seconds per loaded token."""
     lookahead = Lookahead()
     tree = KnowledgeTree(
-        create_simulated_policy(policy, lookahead),
+        create_policy(policy, lookahead),
         Capacities(gpu, host),
         instances or ["one"],
         lambda cached, new: float(new),
         load_seconds=lambda tokens, _: tokens * load_s,
     )
-    branches = KeptBranches(
-        lambda: create_simulated_policy(policy, lookahead), branch_tokens, tree.lookup.prefill_seconds
-    )
+    branches = KeptBranches(lambda: create_policy(policy, lookahead), branch_tokens, tree.lookup.prefill_seconds)
     return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank, branches=branches)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, THIRD, ask, forget_blocks, kv_path
 
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import Orders
 from protocol.plans import Donor, PlannedNode, PrefillPlan, Recompute

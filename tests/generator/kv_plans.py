@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.measuring.engines import generate
-from benchmarks.measuring.kv_paths import KvPath, random_segment
+from examine.measuring.engines import generate
+from examine.measuring.kv_paths import KvPath, random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
 from protocol.kv import Orders

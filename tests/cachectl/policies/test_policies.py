@@ -6,7 +6,6 @@ import pytest
 from policy_cases import ask, evicted_by, priority, quadratic, tree_of
 from policy_contract import NAMESPACE, PolicyContract
 
-from benchmarks.simulation.policies import simulated_policies
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
@@ -30,9 +29,9 @@ def test_policy_names_begin_with_the_baseline():
     assert policy_names() == ["NONE", "LRU", "GDSF", "PGDSF", "FORESIGHT"]
 
 
-def test_the_documentation_lists_every_policy_and_the_simulators_own():
-    table = [line.split("`")[1] for line in DOCUMENTATION.read_text().splitlines() if line.startswith("| `")]
-    assert sorted(table) == sorted(simulated_policies())
+def test_the_documentation_lists_every_policy():
+    table = {line.split("`")[1] for line in DOCUMENTATION.read_text().splitlines() if line.startswith("| `")}
+    assert table >= set(policy_names())
 
 
 def test_a_policy_is_created_by_its_name():

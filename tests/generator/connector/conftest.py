@@ -11,7 +11,7 @@ import pytest_asyncio
 from engine_settings import serving_peers, small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, kv_path
 
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_arguments import engine_arguments, prepare_environment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import Orders

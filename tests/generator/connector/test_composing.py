@@ -9,7 +9,7 @@ import pytest_asyncio
 from composed_prompts import DONATED, ComposedPrompts
 from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, uncached_tokens, until_held
 
-from benchmarks.measuring.kv_paths import random_segment
+from examine.measuring.kv_paths import random_segment
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.plans import Donor, Recompute

@@ -23,7 +23,7 @@ from kv_plans import (
     until_held,
 )
 
-from benchmarks.measuring.engines import generate
+from examine.measuring.engines import generate
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders, Pages
 

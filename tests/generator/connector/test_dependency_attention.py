@@ -11,8 +11,8 @@ import torch
 from composed_prompts import DONATED, ComposedPrompts
 from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, put, uncached_tokens
 
-from benchmarks.measuring.engines import generate
-from benchmarks.measuring.kv_paths import KvPath, random_segment
+from examine.measuring.engines import generate
+from examine.measuring.kv_paths import KvPath, random_segment
 from protocol.dependency import Branch, DependencyTrees, TreePositions, branch_keys
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders

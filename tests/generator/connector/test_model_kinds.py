@@ -14,7 +14,7 @@ from tiny_models import (
     mistral,
 )
 
-from benchmarks.measuring.engines import generate
+from examine.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
 from protocol.generation import Sampling

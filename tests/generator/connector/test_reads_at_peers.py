@@ -6,7 +6,7 @@ import pytest_asyncio
 from composed_prompts import DONATED, ComposedPrompts
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, ask, forget_blocks, put, uncached_tokens, until_held
 
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import LostCopy, Orders, PeerCopy, PeerRead
 from protocol.plans import Donor, PrefillPlan

@@ -9,8 +9,8 @@ from all_pairs import all_pairs
 from composed_prompts import ComposedPrompts
 from kv_plans import GPU, HOST, kv_path, put, segment
 
-from benchmarks.measuring.engines import generate
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.engines import generate
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import RepetitionDetection, Sampling
 from protocol.plans import PrefillPlan

@@ -7,7 +7,7 @@ import pytest
 from composed_prompts import ComposedPrompts
 from kv_plans import DISK, GPU, HOST, kv_path, put
 
-from benchmarks.measuring.engines import generate
+from examine.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan

@@ -15,7 +15,7 @@ from composed_prompts import DONATED, ComposedPrompts
 from engine_settings import small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, kv_path, put
 
-from benchmarks.measuring.engines import generate
+from examine.measuring.engines import generate
 from generator.engines import vllm_engine
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling

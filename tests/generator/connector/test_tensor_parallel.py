@@ -9,7 +9,7 @@ from composed_prompts import DONATED, ComposedPrompts
 from engine_settings import serving_peers, small_engine
 from kv_plans import DISK, GPU, HOST, PAGE_TOKENS, SYSTEM, THIRD, forget_blocks, held, kv_path, put, segment
 
-from benchmarks.measuring.engines import generate
+from examine.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders

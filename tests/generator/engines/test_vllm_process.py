@@ -29,7 +29,7 @@ from kv_plans import (
 )
 from processes import engines_under
 
-from benchmarks.measuring.kv_paths import KvPath
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import Sampling

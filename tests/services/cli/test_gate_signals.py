@@ -5,7 +5,7 @@ import signal
 
 from typer.testing import CliRunner
 
-from benchmarks.gate.fact_examination import FactExamination
+from examine.gate.fact_examination import FactExamination
 from services.cli import app
 
 CLOSED: list[str] = []

@@ -149,7 +149,7 @@ def test_an_interrupted_evaluation_keeps_what_was_measured(stack, dataset, tmp_p
         file.write_bytes(b"drawn")
 
     monkeypatch.setattr("services.cli.output.StepBars.__call__", interrupt_after_two)
-    monkeypatch.setattr("benchmarks.evaluation.plot.draw", draw)
+    monkeypatch.setattr("examine.evaluation.plot.draw", draw)
     ran = evaluate(dataset, "--report", str(folder))
     assert ran.exit_code == 128 + number
     report = json.loads((folder / "report.json").read_text())

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.stack_process import free_port
+free_port = pytest.importorskip("ragtree_lab.stack_process", reason="the laboratory is not installed").free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -79,7 +79,7 @@ def is_ready(url):
 
 def test_strangers_break_nothing_and_the_judges_answers_stay_right(gateway, vllm_stack, tmp_path):
     before = {process.pid for process in vllm_stack.processes("ServeReplica")} | {p.pid for p in vllm_stack.engines()}
-    command = [sys.executable, "-m", "loadtest.fuzz", "--url", gateway, "--seed", "1", "--minutes", "0.5"]
+    command = [sys.executable, "-m", "ragtree_lab.fuzz", "--url", gateway, "--seed", "1", "--minutes", "0.5"]
     command += ["--most", "40", "--report-dir", str(tmp_path)]
     command += [part for who, key in KEYS.items() for part in (f"--{who}-key", key)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)

@@ -1,1 +1,0 @@
-"""Benchmarks of RAGTree, each with a baseline in the same run. Run them with ``ragtree bench``."""

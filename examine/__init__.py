@@ -1,0 +1,1 @@
+"""``ragtree doctor``, ``eval`` and ``gate``: examine a stack, its machine and its model; and what they measure with."""

@@ -1,0 +1,1 @@
+"""Composed prompts against full prefills: how good their answers are, and how much sooner they come."""

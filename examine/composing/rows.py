@@ -1,0 +1,108 @@
+"""Rows of results: quality of composed answers, compared with those of full prefills."""
+
+from collections.abc import Sequence
+from itertools import chain
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from examine.composing.tasks import Asked
+from examine.measuring.agreement import agreement
+from examine.measuring.engines import Generation
+from examine.measuring.statistics import grouped_bootstrap_interval
+
+FULL = "full"
+"""The method that composes nothing: a full prefill, done a second time."""
+
+
+class Way(NamedTuple):
+    """A way to prefill: a method, and the share of donated tokens that it may compute again."""
+
+    method: str
+    share: float
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A 95 % bootstrap interval."""
+
+    low: float
+    high: float
+
+
+class ComposeRow(msgspec.Struct, frozen=True):
+    """Results of one way on one task, over ``questions`` questions.
+
+    ``score`` and ``full_score`` are mean scores, of this way's answers and of the full prefills'. ``difference`` is the
+    interval of the mean difference, question by question; questions about the same chunks count as dependent.
+    ``actual_share`` is the share of donated tokens that were computed again.
+
+    ``top1_agreement`` is how often a token is the one that the full prefill has in its place, up to and including the
+    first that is not; ``kl`` is the mean Kullback-Leibler divergence at these places, of the full prefill's
+    distribution from this way's, in nats, over the full prefill's most likely tokens. For the method ``full`` they
+    compare two full prefills, which differ only by rounding.
+
+    ``deviation`` is the highest of the questions (``PrefillResult.deviation``). ``prefill_speedup`` is the full
+    prefill's time to first token over this way's, as a median over prompts of known documents that are sent alone; None
+    where that was not measured.
+    """
+
+    model: str
+    method: str
+    task: str
+    share: float
+    actual_share: float
+    questions: int
+    score: float
+    full_score: float
+    difference: Interval
+    top1_agreement: float
+    kl: float
+    deviation: float
+    prefill_speedup: float | None = None
+
+
+class ComposeResult(msgspec.Struct, frozen=True):
+    """One row for each task and way. ``complete`` is False if the run was ended before everything was measured."""
+
+    rows: list[ComposeRow]
+    complete: bool = True
+
+
+class Answered(NamedTuple):
+    """What was asked about the same chunks, and the answers after full prefills and after another way to prefill."""
+
+    asked: Sequence[Asked]
+    full: Sequence[Generation]
+    came: Sequence[Generation]
+
+
+def row_of(model: str, name: str, way: Way, answered: Sequence[Answered]) -> ComposeRow:
+    """Compare answers with those of full prefills."""
+    scores = [_scores(one.asked, one.came) for one in answered]
+    right = [_scores(one.asked, one.full) for one in answered]
+    differences = [[mine - its for mine, its in zip(*group, strict=True)] for group in zip(scores, right, strict=True)]
+    came = [answer for one in answered for answer in one.came]
+    full = [answer for one in answered for answer in one.full]
+    places = [agreement(exact.logprobs, one.logprobs) for exact, one in zip(full, came, strict=True)]
+    agreed, divergences = sum(place.agreed for place in places), [kl for place in places for kl in place.divergences]
+    reused = sum(one.prefill.composed_tokens for one in came)
+    recomputed = sum(one.prefill.recomputed_tokens for one in came)
+    return ComposeRow(
+        model=model,
+        method=way.method,
+        task=name,
+        share=way.share,
+        actual_share=recomputed / (reused + recomputed) if reused + recomputed else 1.0,
+        questions=len(came),
+        score=fmean(chain.from_iterable(scores)),
+        full_score=fmean(chain.from_iterable(right)),
+        difference=Interval(*grouped_bootstrap_interval(differences, 0)),
+        top1_agreement=agreed / len(divergences),
+        kl=fmean(divergences),
+        deviation=max(one.prefill.deviation for one in came),
+    )
+
+
+def _scores(asked: Sequence[Asked], answers: Sequence[Generation]) -> list[float]:
+    return [one.score(one.opening + answer.text, one.answers) for one, answer in zip(asked, answers, strict=True)]

@@ -1,0 +1,68 @@
+"""Times to first token by where the prompt's KV is."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from examine.doctor.checks.caching_engine import CachingEngine
+from examine.doctor.context import Context, TierRounds
+from examine.doctor.outcome import Outcome
+from examine.doctor.tier_paths import round_path
+from examine.measuring.tier_rounds import caching_round, copy_rate, read_rate
+from protocol.tiers import Tier
+
+
+class FirstTokens:
+    """Measures them in a few rounds, like `ragtree bench tiers`, but with one engine after the other."""
+
+    name = "time to first token"
+    needs = (CachingEngine.name,)
+
+    async def run(self, context: Context) -> Outcome:
+        """Warns if a tier is slower than computing the prompt."""
+        reference, memory = context.reference, context.memory
+        assert reference is not None
+        assert memory is not None
+        tiers = context.below
+        pages = round_path(context, 0).page_count
+        for tier, room in ((Tier.HOST, memory.host_pages), (Tier.DISK, memory.disk_pages)):
+            if tier in tiers and pages > room:
+                return Outcome.skipped(f"{tier} has no room for {pages} pages: raise generator.kv.{tier}_gib")
+        measured = await _measured(context, tiers)
+        times: dict[str, float] = {case: median(values) for case, values in reference.ttft_ms.items()}
+        times |= {tier: median(took[tier].ttft_ms for took in measured.rounds) for tier in (Tier.GPU, *tiers)}
+        return judged(times, tiers)
+
+
+def judged(times: Mapping[str, float], tiers: Sequence[Tier]) -> Outcome:
+    """Judge milliseconds by case: computed (``plain``), in vLLM's own cache (``floor``), and in each tier."""
+    floor, plain = times["floor"], times["plain"]
+    shown = [f"{tier} {times[tier]:.0f} ms ({times[tier] / floor:.2f} x)" for tier in (Tier.GPU, *tiers)]
+    figure = f"computed {plain:.0f} ms, floor {floor:.0f} ms, {', '.join(shown)}"
+    slow = [tier for tier in tiers if times[tier] >= plain]
+    if slow:
+        why = (
+            f"KV from {slow[0]} comes later than computed KV: use faster memory, or set generator.kv.{slow[0]}_gib to 0"
+        )
+        return Outcome.warning(why, figure)
+    return Outcome.passed(figure)
+
+
+async def _measured(context: Context, tiers: tuple[Tier, ...]) -> TierRounds:
+    memory = context.memory
+    assert memory is not None
+    count = context.sizes.rounds
+    size = round_path(context, 0).page_count * memory.page_bytes
+    measured = context.measured = TierRounds(size, [], [], [])
+    file = context.engine.folder / "read"
+    for number in range(-1, count):
+        context.progress(FirstTokens.name, number + 1, count + 1)
+        took = await caching_round(context.engine.running, round_path(context, number), tiers)
+        rates = copy_rate(size), read_rate(file, size)
+        # The first round warms up.
+        if number >= 0:
+            measured.rounds.append(took)
+            measured.copy_rates.append(rates[0])
+            measured.read_rates.append(rates[1])
+    file.unlink()
+    context.progress(FirstTokens.name, count + 1, count + 1)
+    return measured

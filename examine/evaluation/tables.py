@@ -1,0 +1,109 @@
+"""The tables of an evaluation, as text for the terminal and for the report."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from examine.evaluation.evaluation import EvaluationReport
+from examine.evaluation.summary import Mean, ModeSummary, Times
+
+DIFFERENCE = "composed − exact"
+
+_NAMES = {
+    "reciprocal_rank": "MRR",
+    "ndcg_at_10": "nDCG@10",
+    "citation_precision": "citation precision",
+    "exact_match": "exact match",
+    "holds_answer": "holds a right answer",
+    "f1": "F1",
+    "rouge_l": "ROUGE-L",
+}
+
+
+class FigureTable(NamedTuple):
+    """One table: its head, and its rows of as many cells. The first cell of a row names the figure."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def figures(report: EvaluationReport) -> FigureTable:
+    """Return the table of all figures: a column a mode, and one of the difference, if there is one."""
+    modes = report.modes
+    compared = bool(report.differences)
+    head = ("figure", *modes, *([f"{DIFFERENCE} [95 %] of pairs"] if compared else []))
+    rows: list[tuple[str, ...]] = []
+    for metric, name in _metrics(report):
+        cells = [_scored(mode.scores.get(metric), compared=compared) for mode in modes.values()]
+        rows.append((name, *cells, *_differing(report, metric, compared, ".3f")))
+    for metric, name in (("ttft_ms", "time to first token"), ("total_ms", "time to the whole answer")):
+        times = [getattr(mode, metric) for mode in modes.values()]
+        rows.append((f"{name}, mean", *map(_mean, times), *_differing(report, metric, compared, ",.0f", " ms")))
+        rows += [
+            (f"{name}, {part}", *(_time(time, part) for time in times), *_blank(compared)) for part in ("p50", "p95")
+        ]
+    for part in ("cached", "composed", "computed"):
+        rows.append((f"prompt tokens, {part}", *(_share(mode, part) for mode in modes.values()), *_blank(compared)))
+    for label, field in (("answers", "answered"), ("answers cut at their longest length", "cut"), ("failed", "failed")):
+        rows.append((label, *(f"{getattr(mode, field):,}" for mode in modes.values()), *_blank(compared)))
+    if compared:
+        rows.append(("prompts composed", *(f"{mode.reuse.get('composed', 0):,}" for mode in modes.values()), ""))
+    return FigureTable(head, rows)
+
+
+def recall_name(report: EvaluationReport) -> str:
+    """What recall is called: over how many results it is."""
+    return "recall" if report.asked.top_k is None else f"recall@{report.asked.top_k}"
+
+
+def notes(report: EvaluationReport) -> Iterator[str]:
+    """Yield what a reader has to know about the figures: modes that did not compose, and times that compare badly."""
+    for name, mode in report.modes.items():
+        if mode.fallbacks:
+            counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(mode.fallbacks.items()))
+            yield f"Why nothing was composed, in the mode {name}: {counts}."
+    if report.differences and not report.asked.cleared:
+        yield (
+            "Exact prompts were asked second and found documents that composed ones had computed, so their times are "
+            "too good. --clear-cache compares times."
+        )
+
+
+def _metrics(report: EvaluationReport) -> Iterator[tuple[str, str]]:
+    """Yield the metrics that any mode has, in a fixed order."""
+    for metric, name in ({"recall": recall_name(report)} | _NAMES).items():
+        if any(metric in mode.scores for mode in report.modes.values()):
+            yield metric, name
+
+
+def _scored(score: Mean | None, *, compared: bool) -> str:
+    if score is None:
+        return "-"
+    # Beside a difference, which has an interval of its own, the table would be too wide.
+    interval = "" if compared else f" [{score.low:.3f}, {score.high:.3f}] of {score.questions:,}"
+    return f"{score.value:.3f}{interval}"
+
+
+def _differing(report: EvaluationReport, metric: str, compared: bool, form: str, unit: str = "") -> Iterator[str]:
+    if not compared:
+        return
+    found = report.differences.get(metric)
+    if found is None:
+        yield "-"
+        return
+    yield f"{found.value:+{form}}{unit} [{found.low:+{form}}, {found.high:+{form}}] of {found.questions:,}"
+
+
+def _blank(compared: bool) -> tuple[str, ...]:
+    return ("",) if compared else ()
+
+
+def _mean(times: Times | None) -> str:
+    return _time(times, "mean")
+
+
+def _time(times: Times | None, part: str) -> str:
+    return "-" if times is None else f"{getattr(times, part):,.0f} ms"
+
+
+def _share(mode: ModeSummary, part: str) -> str:
+    return "-" if mode.tokens is None else f"{getattr(mode.tokens, part):.1%}"

@@ -1,0 +1,1 @@
+"""What examinations and benchmarks measure with: engines, tiers, answers, statistics."""

@@ -1,0 +1,28 @@
+"""The gate, in front of benchmarks that compose where it has passed."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.cli.output import StepBars, errors
+from services.config import Config
+
+if TYPE_CHECKING:
+    from protocol.gate import GateReport
+
+
+def gate_of(config: Config, data: Path, corpus: str, seed: int, show: StepBars) -> "GateReport":
+    """What the gate says of composing. If it has not been run before, it is run over the texts of ``corpus``."""
+    from cachectl.runtime.composing.gate import GateFolder
+    from examine.composing.rows import Way
+    from examine.gate import MOST_QUESTIONS
+    from examine.gate.examination import kept_or_examined, probe_set
+    from ragtree_lab.compose.set_tasks import chunk_texts
+
+    way = Way(config.controller.recompute_method, config.controller.recompute_share)
+    probes = probe_set(chunk_texts(data, corpus), MOST_QUESTIONS, seed)
+    gates = GateFolder(config.cache_dir)
+    report = asyncio.run(kept_or_examined(config.generator, gates, config.cache_dir, way, probes, show))
+    if not report.passed:
+        errors.print(f"Composing has not passed its gate, so nothing is composed: {report.why}.", highlight=False)
+    return report

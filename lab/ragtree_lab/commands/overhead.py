@@ -1,0 +1,102 @@
+"""``ragtree bench overhead``: the time that the stack adds to its engine.
+
+Measures time to first token and time per token over HTTP, through a stack started for the run. The baseline is the same
+prompts run in the engine's own process.
+
+Limits: synthetic documents, one machine, nothing cached. With the fake engine it measures the stack alone.
+"""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import httpx
+import typer
+from rich.table import Table
+
+from ragtree_lab.commands.common.options import counts
+from services.cli.connection import JsonOption
+from services.cli.output import print_json, progress_bar, results
+from services.config import Config, load_config
+from services.stack.detached import StackProcess
+
+if TYPE_CHECKING:
+    from ragtree_lab.overhead import OverheadResult
+
+OVERHEAD_COLLECTION = "bench-overhead"
+OVERHEAD_TOP_K = 4
+OVERHEAD_ANSWER_TOKENS = 33
+"""Tokens per answer: the first one, and enough others for a mean."""
+
+OVERHEAD_WORDS = 120
+"""Words per document. Four documents and the template make a prompt of about 1,500 tokens."""
+
+
+def overhead(
+    streams: Annotated[
+        str, typer.Option(help="Numbers of concurrent streams, separated by commas, one row of results each.")
+    ] = "1,4,16",
+    samples: Annotated[
+        int, typer.Option(min=1, help="Samples per row, rounded up to at least two rounds of all streams.")
+    ] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic documents.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare time to first token and time per token through the whole stack with the engine's own. Starts a stack."""
+    wanted = dict.fromkeys(counts(streams, "--streams"), samples)
+    result = asyncio.run(_overhead(load_config(), wanted, seed))
+    if as_json:
+        print_json(result)
+        return
+    table = Table(
+        "streams", "samples", "engine p50", "stack p50", "overhead p50", "share", "engine p99", "stack p99", "per token"
+    )
+    for row in result.by_streams.values():
+        table.add_row(
+            str(row.streams),
+            str(row.samples),
+            f"{row.engine_p50_ms:.1f} ms",
+            f"{row.stack_p50_ms:.1f} ms",
+            f"{row.p50_overhead_ms:.1f} ms",
+            f"{row.p50_overhead_share:.3f}",
+            f"{row.engine_p99_ms:.1f} ms",
+            f"{row.stack_p99_ms:.1f} ms",
+            "" if row.per_token_overhead_ms is None else f"{row.per_token_overhead_ms:+.2f} ms",
+        )
+    results.print(table)
+    results.print(f"prompts of {result.prompt_tokens_p50:.0f} tokens (median)", highlight=False)
+
+
+async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
+    from ragtree_lab.overhead import OverheadBenchmark, ingest
+    from ragtree_lab.workloads.corpus import SyntheticCorpus
+    from services.app import connect_parts
+
+    groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
+    corpus = SyntheticCorpus(groups, group_size=OVERHEAD_TOP_K, words=OVERHEAD_WORDS, seed=seed)
+    with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
+        own = {"SERVER__PORT": "0", "GATEWAY__API_KEYS": "[]", "GENERATOR__KV__OBJECT_STORE": "null"}
+        process = StackProcess(Path(folder), {f"RAGTREE_{name}": value for name, value in own.items()})
+        waiting = progress.add_task("starting a stack", total=None)
+        running = process.start(wait_s=300)
+        progress.remove_task(waiting)
+        try:
+            parts = connect_parts(config, running.ray_address)
+            async with httpx.AsyncClient(base_url=running.url, timeout=600) as http:
+                bar = progress.add_task("ingesting", total=None)
+                await ingest(http, OVERHEAD_COLLECTION, corpus)
+                progress.update(bar, description="measuring", total=groups - 1)
+                benchmark = OverheadBenchmark(
+                    http,
+                    parts.retriever,
+                    parts.generator,
+                    parts.layout,
+                    tenant=config.gateway.default_tenant,
+                    collection=OVERHEAD_COLLECTION,
+                    top_k=OVERHEAD_TOP_K,
+                    max_tokens=OVERHEAD_ANSWER_TOKENS,
+                )
+                return await benchmark.run(samples, corpus, lambda streams: progress.advance(bar, streams))
+        finally:
+            process.stop()
