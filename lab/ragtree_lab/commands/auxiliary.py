@@ -32,9 +32,9 @@ def auxiliary(
 ) -> None:
     """Train a small model to attend to what the configured model attends to, for the method `cacheclip`."""
     from examine.composing.tasks import first
-    from generator.composing.auxiliary.training import AuxiliaryTraining, Reading
     from generator.models import SHIPPED, ModelStore
     from ragtree_lab.compose.set_tasks import auxiliary_tasks
+    from ragtree_lab.fine_tuning.auxiliary_training import AuxiliaryTraining, Reading
 
     config = load_config()
     models = ModelStore(config.cache_dir)

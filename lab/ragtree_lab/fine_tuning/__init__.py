@@ -1,4 +1,6 @@
-"""`ragtree bench fine-tuning`: questions over facts, as exercises for a model's fine-tuning to dependency attention.
+"""Trains models: one to dependency attention (``ragtree bench fine-tuning``), an auxiliary one (``bench auxiliary``).
 
-The training itself is `generator/composing/dependency/fine_tuning/`.
+For dependency attention, a model learns to answer from facts that stand in trees (DepCache). ``curriculum`` and
+``lessons`` say what is asked, ``exercise`` how, ``inputs`` what the model reads of it; ``tuned_model`` is the model,
+``training`` the loop, and ``record`` what was done.
 """

@@ -6,7 +6,6 @@ from examine.composing.tasks import Asked
 from examine.gate.fact_probes import FactTask
 from examine.measuring.answer_scores import f1
 from examine.measuring.opened_prompt import opened
-from generator.composing.dependency.fine_tuning.exercise import Exercise, LaidOut, Source, exercises
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.dependency import TreePositions
@@ -14,6 +13,7 @@ from protocol.errors import ConfigError
 from protocol.graph import Path
 from protocol.prompts import ChatMessage
 from ragtree_lab.fine_tuning.curriculum import Curriculum
+from ragtree_lab.fine_tuning.exercise import Exercise, LaidOut, Source, exercises
 
 MOST_TOKENS = 64
 """Of the answer to a real question."""

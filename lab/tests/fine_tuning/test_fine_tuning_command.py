@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from workload_files import write_lines
 
 from examine.gate.fact_probes import fact_tasks
-from generator.composing.dependency.fine_tuning import training
 from protocol.errors import ConfigError
+from ragtree_lab.fine_tuning import training
 from services.cli import app
 
 

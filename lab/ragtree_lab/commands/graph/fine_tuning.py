@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from generator.composing.dependency.fine_tuning.record import LearnedAnswers
 from protocol.dependency import TreePositions
 from ragtree_lab.commands.common.options import DEFAULT_DATA, DataOption, SeedOption
+from ragtree_lab.fine_tuning.record import LearnedAnswers
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, print_json, results
 from services.config import load_config
 
 if TYPE_CHECKING:
-    from generator.composing.dependency.fine_tuning.record import TuningRecord
+    from ragtree_lab.fine_tuning.record import TuningRecord
 
 _QUESTIONS = 6000
 
@@ -71,15 +71,15 @@ def fine_tuning(
     as_json: JsonOption = False,
 ) -> None:
     """Train the configured model to answer from facts in trees, in which a token attends to its ancestors."""
-    from generator.composing.dependency.fine_tuning.record import Recipe
-    from generator.composing.dependency.fine_tuning.training import DependencyTraining
     from generator.models import ModelStore
     from generator.prompts.layout import SegmentLayout
     from generator.prompts.tokenizer import ModelTokenizer
     from ragtree_lab.fine_tuning.curriculum import Curriculum, made_up, of_file
     from ragtree_lab.fine_tuning.fact_file import read_fact_tasks
     from ragtree_lab.fine_tuning.lessons import Lessons
+    from ragtree_lab.fine_tuning.record import Recipe
     from ragtree_lab.fine_tuning.set_questions import SetQuestions, open_sets
+    from ragtree_lab.fine_tuning.training import DependencyTraining
     from ragtree_lab.graph.facts_reader import FactsReader
 
     config = load_config()

@@ -7,15 +7,15 @@ from lessons_by_hand import RIGHT, brute_force_mask, brute_force_positions, exer
 from tiny_models import continuation, gemma4, gpt_oss, llama, make_config_folder, make_tiny_model, mistral
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
 
-from generator.composing.dependency.fine_tuning import training
-from generator.composing.dependency.fine_tuning.exercise import Source
-from generator.composing.dependency.fine_tuning.inputs import in_full, in_trees
-from generator.composing.dependency.fine_tuning.record import RECORD, LearnedAnswers, Recipe, TuningRecord
-from generator.composing.dependency.fine_tuning.training import DependencyTraining
-from generator.composing.dependency.fine_tuning.tuned_model import TunedModel
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.dependency import TreePositions
 from protocol.errors import ConfigError
+from ragtree_lab.fine_tuning import training
+from ragtree_lab.fine_tuning.exercise import Source
+from ragtree_lab.fine_tuning.inputs import in_full, in_trees
+from ragtree_lab.fine_tuning.record import RECORD, LearnedAnswers, Recipe, TuningRecord
+from ragtree_lab.fine_tuning.training import DependencyTraining
+from ragtree_lab.fine_tuning.tuned_model import TunedModel
 
 TRAINING = [exercise(seed) for seed in range(4)]
 HELD_OUT = [exercise(seed) for seed in range(4, 6)]

@@ -4,8 +4,8 @@ import random
 
 import torch
 
-from generator.composing.dependency.fine_tuning.exercise import Answered, Exercise
 from protocol.dependency import Branch, DependencyTrees, TreePositions
+from ragtree_lab.fine_tuning.exercise import Answered, Exercise
 
 # Two trees: one with branches of several depths, one of a root alone.
 BRANCHES = (Branch(2, -1), Branch(1, 0), Branch(2, 1), Branch(3, 1), Branch(2, 0), Branch(4, -1))

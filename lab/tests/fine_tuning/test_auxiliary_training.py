@@ -9,8 +9,8 @@ from tiny_models import llama, make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
-from generator.composing.auxiliary.training import AuxiliaryTraining, Reading
 from protocol.errors import ConfigError
+from ragtree_lab.fine_tuning.auxiliary_training import AuxiliaryTraining, Reading
 
 READINGS = [
     Reading([f"Text {number} begins.", f"Text {number} ends."], [f"Which text is {number}?", "Where does it end?"])

@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 import torch
 
-from generator.composing.dependency.fine_tuning.exercise import Answered, Exercise, Source, batches
-from generator.composing.dependency.fine_tuning.inputs import Inputs, in_full, in_trees
-from generator.composing.dependency.fine_tuning.record import (
+from protocol.errors import ConfigError
+from ragtree_lab.fine_tuning.exercise import Answered, Exercise, Source, batches
+from ragtree_lab.fine_tuning.inputs import Inputs, in_full, in_trees
+from ragtree_lab.fine_tuning.record import (
     HeldOutScores,
     LearnedAnswers,
     Recipe,
@@ -20,8 +21,7 @@ from generator.composing.dependency.fine_tuning.record import (
     TuningRecord,
     TuningScores,
 )
-from generator.composing.dependency.fine_tuning.tuned_model import TunedModel
-from protocol.errors import ConfigError
+from ragtree_lab.fine_tuning.tuned_model import TunedModel
 
 Score: TypeAlias = Callable[[Sequence[int], Sequence[str]], float]
 """Compares the token ids of an answer with the right answers, from 0 to 1."""

@@ -4,11 +4,11 @@ import pytest
 import torch
 from lessons_by_hand import BEHIND, TREES, brute_force_mask, brute_force_positions, exercise
 
-from generator.composing.dependency.fine_tuning.exercise import LaidOut, batches, exercises
-from generator.composing.dependency.fine_tuning.inputs import attends, in_full, in_trees
 from protocol.dependency import Branch, DependencyTrees, DepPrompt, TreePositions
 from protocol.errors import InvalidRequest
 from protocol.prompts import Prompt, Segment, SegmentKind
+from ragtree_lab.fine_tuning.exercise import LaidOut, batches, exercises
+from ragtree_lab.fine_tuning.inputs import attends, in_full, in_trees
 
 FRONT_TOKENS = TREES.end + BEHIND
 

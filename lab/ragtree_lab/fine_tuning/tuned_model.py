@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from generator.composing.dependency.fine_tuning.exercise import Answered, Exercise
-from generator.composing.dependency.fine_tuning.inputs import Inputs, in_trees
-from generator.composing.dependency.fine_tuning.record import RECORD, TuningRecord
 from protocol.dependency import Branch, DependencyTrees
 from protocol.errors import ConfigError
+from ragtree_lab.fine_tuning.exercise import Answered, Exercise
+from ragtree_lab.fine_tuning.inputs import Inputs, in_trees
+from ragtree_lab.fine_tuning.record import RECORD, TuningRecord
 
 _COPIED = {".json", ".jinja", ".txt", ".model"}
 """Suffixes of the files that a tokenizer has in a model's folder."""

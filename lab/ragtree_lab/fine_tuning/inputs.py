@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from generator.composing.dependency.fine_tuning.exercise import Exercise
 from generator.composing.dependency.forest import Forest
 from protocol.dependency import DependencyTrees
+from ragtree_lab.fine_tuning.exercise import Exercise
 
 
 class Inputs(NamedTuple):
