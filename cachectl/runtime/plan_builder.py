@@ -5,7 +5,7 @@ import msgspec
 from cachectl.runtime.composing.reuse_rule import ReuseRule
 from cachectl.runtime.composing.tree_rule import TreeRule
 from cachectl.runtime.instances.instance_registry import InstanceRegistry
-from cachectl.scheduling.plan_translation import planned_nodes, spare_keys
+from cachectl.scheduling.plan_translation import spare_keys
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.dependency import DependencyTrees
@@ -20,7 +20,6 @@ class PlanBuilder:
 
     def __init__(self, tree: KnowledgeTree, instances: InstanceRegistry, reuse: ReuseRule, trees: TreeRule) -> None:
         self._tree = tree
-        self._links = tree.tiers.links
         self._instances = instances
         self._reuse = reuse
         self._trees = trees
@@ -43,7 +42,7 @@ class PlanBuilder:
             # The engine needs either form of the facts, not both.
             prompt=msgspec.structs.replace(request.prompt, facts=None),
             queued_ms=queued_ms,
-            nodes=planned_nodes(grant.documents, self._links),
+            nodes=tuple(grant.documents),
             moves=tuple(grant.moves),
             ends=tuple(grant.ends),
             speculative=speculative,
@@ -65,7 +64,7 @@ class PlanBuilder:
             instance=plan.instance,
             namespace=plan.namespace,
             prompt=plan.prompt.of_prefix(place for place, _ in grant.first),
-            nodes=planned_nodes((document for _, document in grant.first), self._links),
+            nodes=tuple(document for _, document in grant.first),
             moves=plan.moves,
             speculative=plan.speculative,
             spare=plan.spare,

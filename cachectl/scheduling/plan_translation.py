@@ -8,12 +8,9 @@ import msgspec
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.document_order import CachedNode, OrderStrategy
 from cachectl.scheduling.request import Request
-from cachectl.tiers.peer_links import PeerLinks
-from cachectl.tree.grant import GrantedDocument, GrantedDonor, GrantedPeer
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownNode
-from protocol.kv import LostCopy, PeerCopy
-from protocol.plans import Donor, PlannedNode
+from protocol.kv import LostCopy
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
@@ -52,35 +49,6 @@ def reordered(prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, 
         documents[next(order)] if segment.kind is SegmentKind.DOCUMENT else segment for segment in prompt.segments
     )
     return msgspec.structs.replace(prompt, segments=segments)
-
-
-def planned_nodes(documents: Iterable[GrantedDocument], links: PeerLinks) -> tuple[PlannedNode, ...]:
-    """The plan's entries for granted documents, of which some may be read over ``links``."""
-    return tuple(
-        PlannedNode(
-            each.key.hex(),
-            each.tokens,
-            each.source,
-            each.kept,
-            each.pages,
-            _donor(each.donor, links),
-            _peer(each.peer, links),
-        )
-        for each in documents
-    )
-
-
-def _donor(granted: GrantedDonor | None, links: PeerLinks) -> Donor | None:
-    if granted is None:
-        return None
-    peer = _peer(granted.peer, links)
-    return Donor(granted.key.hex(), granted.source, granted.prefix_tokens, granted.pages, peer)
-
-
-def _peer(granted: GrantedPeer | None, links: PeerLinks) -> PeerCopy | None:
-    if granted is None:
-        return None
-    return PeerCopy(granted.location, links.addresses(granted.location), granted.tier, granted.pages)
 
 
 def _is_system(segment: Segment) -> bool:

@@ -12,10 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from cachectl.nodes.keys import keys_below
 from cachectl.nodes.node import Copy, Node, NodeCache, PathDocument
+from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tree.compose_or_compute import Composing
-from cachectl.tree.grant import ComputedFirst, Grant, GrantedDocument, GrantedDonor, GrantedPeer
+from cachectl.tree.grant import ComputedFirst, Grant
+from protocol.kv import PeerCopy
+from protocol.plans import Donor, PlannedNode
 from protocol.tiers import Tier
 
 
@@ -43,18 +48,25 @@ def used_keys(path: Path, composing: Composing, exact: Mapping[int, bytes]) -> l
     return [exact[index] if donor is None else donor.node.key for index, donor in enumerate(donors)]
 
 
-def peer_of(copy: Copy, gpu: NodeCache) -> GrantedPeer | None:
+def peer_of(copy: Copy, gpu: NodeCache, links: PeerLinks) -> PeerCopy | None:
     """The peer that serves a copy to the instance with this GPU; None if the copy lies within its reach."""
     cache = copy.cache
-    return None if gpu.reaches(cache) else GrantedPeer(cache.location, cache.tier, copy.pages)
+    if gpu.reaches(cache):
+        return None
+    return PeerCopy(cache.location, links.addresses(cache.location), cache.tier, copy.pages)
 
 
 def compose(
-    path: Path, composing: Composing, exact: Mapping[int, GrantedDocument], grant: Grant, gpu: NodeCache
+    path: Path,
+    composing: Composing,
+    exact: Mapping[int, PlannedNode],
+    grant: Grant,
+    gpu: NodeCache,
+    links: PeerLinks,
 ) -> None:
     """Grant a composed prompt's path, of which the ``exact`` documents are granted already, by their places.
 
-    The instance with this GPU composes it.
+    The instance with this GPU composes it, and reads what others have over ``links``.
 
     Those that are computed and kept are prefilled first, with what is in front of them. Those that cannot be kept are
     computed among what is composed.
@@ -65,22 +77,24 @@ def compose(
         grant.first = [ComputedFirst(index, document) for index, document in exact.items() if index <= kept[-1]]
     prefix_tokens, donated = 0, False
     for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
-        granted = GrantedDocument(key, document.tokens, None, None)
+        granted = PlannedNode(key.hex(), document.tokens, None, None)
         donor = composing.donor(index, loaded)
         if donor is not None:
             donated = True
             node = donor.node
-            peer = peer_of(donor, gpu)
-            given = GrantedDonor(node.key, donor.cache.tier, node.prefix_tokens, donor.pages, peer)
-            granted = granted._replace(donor=given)
+            peer = peer_of(donor, gpu, links)
+            given = Donor(node.key.hex(), donor.cache.tier, node.prefix_tokens, donor.pages, peer)
+            granted = msgspec.structs.replace(granted, donor=given)
         else:
             ready = exact[index]
             if index < loaded:
                 # The prefill in front brings it into the GPU.
-                granted = ready._replace(source=Tier.GPU, peer=None) if kept and ready.kept is Tier.GPU else ready
+                from_gpu = kept and ready.kept is Tier.GPU
+                granted = msgspec.structs.replace(ready, source=Tier.GPU, peer=None) if from_gpu else ready
             elif ready.kept is not None and donated:
-                granted = granted._replace(donor=GrantedDonor(ready.key, ready.kept, prefix_tokens, ready.pages))
+                given = Donor(ready.key, ready.kept, prefix_tokens, ready.pages)
+                granted = msgspec.structs.replace(granted, donor=given)
             elif ready.kept is not None:
-                granted = granted._replace(source=ready.kept, pages=ready.pages)
+                granted = msgspec.structs.replace(granted, source=ready.kept, pages=ready.pages)
             prefix_tokens += document.tokens
         grant.documents.append(granted)

@@ -5,61 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.tiers.move_batch import MoveBatch
-from protocol.kv import Pages
-from protocol.tiers import Tier
+from protocol.plans import PlannedNode
 
 if TYPE_CHECKING:
     from cachectl.nodes.node import Copy, Node
     from protocol.plans import Fallback
 
 
-class GrantedPeer(NamedTuple):
-    """A copy in a tier of another ``location``, with its pages there if that is host memory."""
-
-    location: str
-    tier: Tier
-    pages: Pages | None
-
-
-class GrantedDonor(NamedTuple):
-    """A copy of a document that stands elsewhere in the tree, behind ``prefix_tokens`` tokens.
-
-    It lies in a tier within the instance's own reach, unless there is a ``peer``.
-    """
-
-    key: bytes
-    source: Tier
-    prefix_tokens: int
-    pages: Pages | None
-    peer: GrantedPeer | None = None
-
-
-class GrantedDocument(NamedTuple):
-    """A document of a grant: the tier it is loaded from, and the fastest tier that keeps it.
-
-    A ``source`` of None means that it is loaded from the ``peer`` or composed from the ``donor``, if there is one, and
-    computed otherwise. ``pages`` are its pages in host memory, if it is loaded from there or kept there.
-    """
-
-    key: bytes
-    tokens: int
-    source: Tier | None
-    kept: Tier | None
-    pages: Pages | None = None
-    donor: GrantedDonor | None = None
-    peer: GrantedPeer | None = None
-
-    @property
-    def loaded_from(self) -> Tier | None:
-        """The tier, here or at a peer, from which the document is loaded, if it is."""
-        return self.peer.tier if self.peer is not None else self.source
-
-
 class ComputedFirst(NamedTuple):
     """A document of the prefill in front of a composed one; ``place`` is its index in the composed prompt."""
 
     place: int
-    document: GrantedDocument
+    document: PlannedNode
 
 
 class Grant(MoveBatch):
@@ -96,7 +53,7 @@ class Grant(MoveBatch):
         super().__init__(instance, ahead)
         self.query_id = query_id
         self.tick = tick
-        self.documents: list[GrantedDocument] = []
+        self.documents: list[PlannedNode] = []
         self.first: list[ComputedFirst] = []
         self.ends: list[str] = []
         self.dropped_branches: tuple[bytes, ...] = ()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from cachectl.nodes.node import Node
 from cachectl.policies.base import Arrival
 from cachectl.tree.composed_path import Path, compose, peer_of, used_keys
-from cachectl.tree.grant import Grant, GrantedDocument
+from cachectl.tree.grant import Grant
 from protocol.errors import InvalidRequest, UnknownPlan
+from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class GrantBook:
         else:
             grant.recompute_share = recompute_share
             by_place = dict(zip(indices, granted, strict=True))
-            compose(path, composing, by_place, grant, self._tiers.gpu(instance))
+            compose(path, composing, by_place, grant, self._tiers.gpu(instance), self._tiers.links)
         if self._tiers.links.exist:
             self._tiers.links.plan(instance, grant.read_places)
         self._registry.keep_root(root)
@@ -124,9 +125,9 @@ class GrantBook:
 
     def _keep_path(
         self, path: Path, locked: Sequence[Node], grant: Grant, now: float, seconds_per_token: float
-    ) -> list[GrantedDocument]:
+    ) -> list[PlannedNode]:
         """Count accesses to a path, whose known nodes are ``locked``, and reserve room for it."""
-        granted: list[GrantedDocument] = []
+        granted: list[PlannedNode] = []
         gpu = self._tiers.gpu(grant.instance)
         parent: Node | None = path.root
         for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
@@ -148,7 +149,7 @@ class GrantBook:
                 kept = self._keep(node, known, near, index < path.pinned, grant)
                 parent = node if node.copies else None
             source = path.hits[index] if hit else None
-            peer = peer_of(source, gpu) if source is not None else None
+            peer = peer_of(source, gpu, self._tiers.links) if source is not None else None
             if peer is not None:
                 # To this location it is new, like what is computed.
                 source = None
@@ -158,7 +159,7 @@ class GrantBook:
                 assert own is not None, "what is kept has a copy"
                 pages = own.pages
             tier = source.cache.tier if source is not None else None
-            granted.append(GrantedDocument(key, document.tokens, tier, kept, pages, peer=peer))
+            granted.append(PlannedNode(key.hex(), document.tokens, tier, kept, pages, peer=peer))
         return granted
 
     def prefilled(self, grant: Grant, lost: Collection[tuple[bytes, Tier]] = ()) -> bytes | None:
@@ -182,7 +183,7 @@ class GrantBook:
             granted = [*grant.documents, *(first.document for first in grant.first)]
             # What was read elsewhere is served there.
             computed = {each.key for each in granted if each.source is None and each.peer is None}
-            new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key in computed]
+            new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key.hex() in computed]
             self._replication.write_through([node for node in new if not node.detached], grant.instance)
         return reserved[0].node.key if reserved else None
 

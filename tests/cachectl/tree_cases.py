@@ -184,7 +184,11 @@ def deliver(tree: KnowledgeTree, instance: str = "one", unwritten: Sequence[tupl
 
 def saves(grant: Grant) -> set[tuple[bytes, Tier]]:
     """The copies that a plan has to save: key and tier."""
-    return {(step.key, step.kept) for step in grant.documents if step.kept is not None and step.kept is not step.source}
+    return {
+        (bytes.fromhex(step.key), step.kept)
+        for step in grant.documents
+        if step.kept is not None and step.kept is not step.source
+    }
 
 
 def dump(tree: KnowledgeTree) -> dict[str, object]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from cachectl.costs.device_profile import DeviceProfile
     from cachectl.scheduling.scheduler import Scheduler
-    from cachectl.tree.grant import Grant, GrantedDocument
+    from cachectl.tree.grant import Grant
+    from protocol.plans import PlannedNode
     from ragtree_lab.workloads.workload import TraceRequest
 
 _LATENCY_S = 0.002
@@ -106,7 +107,7 @@ class PeerSimulator(Simulator):
         self._at(end, PREFILLED, grant.query_id)
 
     def _read(
-        self, reads: PeerReads, instance: str, step: GrantedDocument, begin: float, until: float
+        self, reads: PeerReads, instance: str, step: PlannedNode, begin: float, until: float
     ) -> tuple[float, bool]:
         """Read a document at a peer, for no longer than ``until``; when that has ended, and whether all came."""
         peer, tokens = step.peer, step.tokens

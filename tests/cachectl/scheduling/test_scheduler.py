@@ -58,7 +58,7 @@ def test_documents_are_found_once_their_request_completes(build):
     assert cached(run(scheduler, ask("too soon", "ab"))) == 0
     scheduler.complete("computes", 0.0, kept=True)
     grant = run(scheduler, ask("finds", "abx"))
-    assert [(step.key, step.source) for step in grant.documents] == [
+    assert [(bytes.fromhex(step.key), step.source) for step in grant.documents] == [
         (key("a"), Tier.GPU),
         (key("ab"), Tier.GPU),
         (key("abx"), None),

@@ -173,7 +173,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def granted(self, grant):
         request = self.requests[grant.query_id]
         assert [step.tokens for step in grant.documents] == [document.tokens for document in request.documents]
-        assert [step.key for step in grant.documents] == path_keys(
+        assert [bytes.fromhex(step.key) for step in grant.documents] == path_keys(
             request.namespace, [document.content for document in request.documents]
         )
         self.running[grant.query_id] = grant
@@ -197,7 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not steps or rest:
             return []
         step = pick(steps, index // 2)
-        return [(step.key, Tier.HOST if index % 2 else step.source or step.kept)]
+        return [(bytes.fromhex(step.key), Tier.HOST if index % 2 else step.source or step.kept)]
 
     @invariant()
     def holds_together(self):

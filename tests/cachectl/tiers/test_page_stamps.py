@@ -14,7 +14,7 @@ def written(tree: KnowledgeTree, tiers: RealTiers, path: str) -> bool:
     """Whether a plan's document can be written to the pages that the tree gives it."""
     [step] = begin(tree, path).documents
     assert step.kept is HOST
-    return tiers.write(HOST, KvNode(step.key.hex(), TENANT, (path,), 0, step.tokens), step.pages)
+    return tiers.write(HOST, KvNode(step.key, TENANT, (path,), 0, step.tokens), step.pages)
 
 
 def test_free_pages_with_higher_stamps_are_written_again(tmp_path):

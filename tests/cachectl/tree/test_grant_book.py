@@ -23,7 +23,7 @@ def test_a_grant_names_the_source_and_the_kept_tier_of_each_document():
         (1, HOST, GPU),
         (2, None, None),
     ]
-    assert [step.key for step in grant.documents] == path_keys(TENANT, "abD")
+    assert [bytes.fromhex(step.key) for step in grant.documents] == path_keys(TENANT, "abD")
 
 
 def test_documents_that_do_not_fit_the_gpu_are_kept_in_the_next_tier_with_room():

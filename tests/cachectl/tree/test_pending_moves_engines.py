@@ -54,11 +54,11 @@ class EngineTraffic:
         self.granted.append(grant)
         for step in grant.documents:
             if step.source in (HOST, DISK):
-                node = self.tree.registry.find(step.key)
+                node = self.tree.registry.find(bytes.fromhex(step.key))
                 writer = node.copy_in(self.tree.tiers.cache(step.source, instance)).writer
                 assert writer in (None, instance), "a plan names a copy that another instance has not confirmed"
-                there = self.tiers.read(step.source, step.key.hex(), step.pages) is not None
-                assert there or writer == instance or step.key.hex() in self.vanished, "a plan names a missing copy"
+                there = self.tiers.read(step.source, step.key, step.pages) is not None
+                assert there or writer == instance or step.key in self.vanished, "a plan names a missing copy"
 
     def serve(self, path: str, first: bool) -> None:
         """Run a plan to its end at once, unless others come first."""

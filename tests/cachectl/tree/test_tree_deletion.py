@@ -15,8 +15,8 @@ from tree_cases import (
     tree_of,
 )
 
-from cachectl.tree.grant import GrantedDocument
 from cachectl.tree.integrity import check_integrity
+from protocol.plans import PlannedNode
 
 
 def test_a_deleted_document_leaves_all_tiers_and_paths_with_everything_behind_it():
@@ -98,7 +98,7 @@ def test_a_deleted_document_is_not_kept_again_while_a_plan_uses_its_old_copy(old
     old = begin(tree, "a")
     tree.delete("a")
     new = begin(tree, "a")
-    assert new.documents[0] == GrantedDocument(key("a"), 1, None, None)
+    assert new.documents[0] == PlannedNode(key("a").hex(), 1, None, None)
     for grant in (old, new) if old_first else (new, old):
         tree.grants.complete(grant, kept=True)
         check_integrity(tree)

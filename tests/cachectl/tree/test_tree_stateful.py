@@ -119,12 +119,14 @@ class TreeMachine(RuleBasedStateMachine):
         steps = [step for step in grant.documents if step.source or step.kept]
         lost = [pick(steps, which)] if steps and loses else []
         unwritten = None if written is None else self.unwritten(grant, written, which)
-        self.tree.grants.complete(grant, kept, [(step.key, step.source or step.kept) for step in lost], unwritten)
+        self.tree.grants.complete(
+            grant, kept, [(bytes.fromhex(step.key), step.source or step.kept) for step in lost], unwritten
+        )
         unharmed = not self.lossy and not any(node.detached for node in grant.locked)
         if kept and not lost and unharmed:
             for step in grant.documents:
                 if step.kept is not None:
-                    assert step.key in self.tree.registry.nodes
+                    assert bytes.fromhex(step.key) in self.tree.registry.nodes
 
     @rule(content=st.sampled_from("sabcde"), namespace=st.one_of(st.none(), namespaces))
     def delete(self, content: str, namespace: str | None) -> None:
@@ -274,7 +276,7 @@ class TreeMachine(RuleBasedStateMachine):
                 assert step.source is None
                 assert self.tree.tiers.links.serves(step.peer.location, grant.instance)
                 cache = self.tree.tiers.shared_cache(step.peer.tier, step.peer.location)
-                copy = self.tree.registry.nodes[step.key].copy_in(cache)
+                copy = self.tree.registry.nodes[bytes.fromhex(step.key)].copy_in(cache)
                 assert not gpu.reaches(cache)
                 assert copy.confirmed
                 assert copy.pages == step.peer.pages

@@ -73,7 +73,7 @@ class Traffic:
         assert saves(grant) == {(copy.node.key, copy.cache.tier) for copy in grant.reserved}
         self.plane.name(namespace, "s" + path if system else path)
         self.plane.carry_out(grant.moves)
-        loads = {(step.key, step.source) for step in grant.documents if step.source is not None}
+        loads = {(bytes.fromhex(step.key), step.source) for step in grant.documents if step.source is not None}
         self.plans.append(SimpleNamespace(grant=grant, loads=loads, saves=saves(grant), broken=set()))
 
     def prefill(self, plan: int, lost: list[int]) -> None:
