@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
+from cachectl.scheduling.request import RequestKind
 from cachectl.scheduling.routing import Candidate, route
 from protocol.errors import EngineDied, Overloaded
 
@@ -127,7 +128,7 @@ class Dispatcher:
     def start(self, scheduled: ScheduledRequest, now: float) -> Grant:
         """Admit a request to the tree; speculations on its instance make way for it."""
         request = scheduled.request
-        ends = [] if scheduled.speculative else self._make_way(scheduled)
+        ends = [] if scheduled.makes_way else self._make_way(scheduled)
         prefix, scheduled.prefix = scheduled.prefix, None
         grant = scheduled.grant = self._tree.grants.admit(
             request.query_id,
@@ -140,7 +141,7 @@ class Dispatcher:
             request.pinned,
             prefix,
             request.recompute_share,
-            scheduled.only_loads,
+            scheduled.kind is RequestKind.LOAD,
         )
         grant.ends += ends
         if request.branches:
@@ -153,10 +154,7 @@ class Dispatcher:
 
     def _make_way(self, scheduled: ScheduledRequest) -> list[str]:
         """Give a request its slot and its part of the step; the speculations that end for it."""
-        state = self._instances.states[scheduled.instance]
-        state.running += 1
-        state.step_tokens += scheduled.step_share
-        ends = state.make_way()
+        ends = self._instances.states[scheduled.instance].start(scheduled)
         for query_id in ends:
             guess = self._book.requests[query_id]
             assert guess.grant is not None, "a speculation waits"

@@ -66,7 +66,7 @@ class InstanceLifecycle:
             state.queue.remove(query_id)
             self._book.reconsider(self._lookahead.leave(query_id))
             del self._book.requests[query_id]
-            state.leave_backlog(scheduled)
+            state.release(scheduled)
         return [scheduled.request for scheduled in waiting]
 
     def ended(self) -> list[str]:

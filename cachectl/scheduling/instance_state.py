@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.scheduling.queue import CacheAwareQueue
+from cachectl.scheduling.request import RequestKind
 
 if TYPE_CHECKING:
     from cachectl.scheduling.request import ScheduledRequest
@@ -52,7 +53,7 @@ class InstanceState:
     def slots_taken(self, besides: str | None = None) -> int:
         """Slots that are taken, without the speculation ``besides``."""
         guesses = [
-            query_id for query_id, guess in self.speculations.items() if query_id != besides and not guess.is_prefetch
+            query_id for query_id, guess in self.speculations.items() if query_id != besides and not guess.is_ahead
         ]
         return self.running + len(guesses)
 
@@ -77,7 +78,7 @@ class InstanceState:
 
     def prefetches(self) -> bool:
         """Whether a prefetch runs."""
-        return any(guess.is_prefetch for guess in self.speculations.values())
+        return any(guess.is_ahead for guess in self.speculations.values())
 
     def has_room_for_prefetch(self) -> bool:
         """Whether the step has a whole prompt's part free, and no prefetch runs."""
@@ -85,11 +86,29 @@ class InstanceState:
             return False
         return self._step is None or self.step_taken() + self._step.prompt_tokens <= self._step.tokens
 
-    def make_way(self) -> list[str]:
-        """End speculations, the latest first, that take a slot or a part of the step from requests; their queries."""
+    def take(self, scheduled: ScheduledRequest) -> None:
+        """Count a query that is given to the instance."""
+        self.backlog_s += scheduled.seconds
+
+    def start(self, scheduled: ScheduledRequest) -> list[str]:
+        """Give a query that was taken its slot and its part of the step; the ids of what ends for it."""
+        self.running += 1
+        self.step_tokens += scheduled.step_share
+        return self._make_way()
+
+    def confirm(self, guess: ScheduledRequest) -> None:
+        """Turn a speculation into a query."""
+        del self.speculations[guess.request.query_id]
+        guess.kind = RequestKind.QUERY
+        self.running += 1
+        self.step_tokens += guess.step_share
+        self.take(guess)
+
+    def _make_way(self) -> list[str]:
+        """End speculations, the latest first, that take a slot or a part of the step from queries; their ids."""
         ended = []
         for query_id, guess in reversed(list(self.speculations.items())):
-            crowded = not guess.is_prefetch and self.slots_taken() > self._max_running
+            crowded = not guess.is_ahead and self.slots_taken() > self._max_running
             if crowded or (self._step is not None and guess.step_share and self.step_taken() > self._step.tokens):
                 self.end_speculation(guess)
                 ended.append(query_id)
@@ -102,7 +121,7 @@ class InstanceState:
 
     def leave_step(self, scheduled: ScheduledRequest) -> None:
         """Take back what a request's prefill takes of the step. A second call changes nothing."""
-        if not scheduled.speculative:
+        if not scheduled.makes_way:
             self.step_tokens -= scheduled.step_share
         scheduled.step_share = 0
         if self.handing_over is scheduled:
@@ -113,6 +132,7 @@ class InstanceState:
         self.leave_step(scheduled)
         self.handing_over = scheduled
 
-    def leave_backlog(self, scheduled: ScheduledRequest) -> None:
-        """Take a request's seconds off the backlog, which starts anew at 0 when nothing is left."""
+    def release(self, scheduled: ScheduledRequest) -> None:
+        """Take a query off the instance, whether it runs or waits. The backlog is 0 when nothing is left."""
+        self.running -= scheduled.grant is not None
         self.backlog_s = self.backlog_s - scheduled.seconds if self.running or self.queue else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachectl.scheduling.queue import Work
-from cachectl.scheduling.request import Request, ScheduledRequest
+from cachectl.scheduling.request import Request, RequestKind, ScheduledRequest
 from protocol.errors import InvalidRequest, UnknownPlan
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ class RequestBook:
         self._branches = branches
         self.requests: dict[str, ScheduledRequest] = {}
 
-    def new(self, request: Request) -> ScheduledRequest:
-        """A well-formed new request; ``requests`` does not have it yet.
+    def new(self, request: Request, kind: RequestKind) -> ScheduledRequest:
+        """A well-formed new request of a kind; ``requests`` does not have it yet.
 
         Raises InvalidRequest for a known query, for impossible lengths, and for a document that the tree has with
         another length.
@@ -34,7 +34,7 @@ class RequestBook:
             raise InvalidRequest(f"query {request.query_id} was admitted before")
         if request.question_tokens < 0 or any(document.tokens <= 0 for document in request.documents):
             raise InvalidRequest("a document has at least one token, and a question no negative number of them")
-        scheduled = ScheduledRequest(request)
+        scheduled = ScheduledRequest(request, kind)
         for document, key in zip(request.documents, scheduled.keys, strict=True):
             node = self._tree.registry.nodes.get(key)
             if node is not None and node.tokens != document.tokens:

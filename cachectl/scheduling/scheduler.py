@@ -16,6 +16,7 @@ from cachectl.scheduling.dispatcher import Dispatcher
 from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
 from cachectl.scheduling.instances import Instances
 from cachectl.scheduling.queue import Work
+from cachectl.scheduling.request import RequestKind
 from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
 from cachectl.tiers.move_batch import MoveBatch
@@ -77,7 +78,7 @@ class Scheduler:
         no more may wait, Unavailable if there is no instance, and EngineDied if the request avoids all that there are.
         Then nothing has changed. If all instances are retired, the request waits for another to come.
         """
-        scheduled = self.book.new(request)
+        scheduled = self.book.new(request, RequestKind.QUERY)
         prefix = self._dispatcher.route(scheduled, among)
         state = self.instances.states[scheduled.instance]
         fits = self.instances.fits(scheduled.instance, scheduled.step_share)
@@ -90,7 +91,7 @@ class Scheduler:
             needed = dict.fromkeys([*scheduled.keys, *prefix.donor_keys, *branch_keys])
             self._lookahead.enter(request.query_id, tuple(needed))
         self.book.requests[request.query_id] = scheduled
-        state.backlog_s += scheduled.seconds
+        state.take(scheduled)
         # The others may wait for more of the step than is free. A request that fits goes first if it has priority.
         if fits and not starts and state.queue.pop(request.query_id.__eq__) is not None:
             self._lookahead.leave(request.query_id)
@@ -142,12 +143,11 @@ class Scheduler:
             if not kept:
                 self.branches.take_back(scheduled.instance, scheduled.request.branches)
         del self.book.requests[query_id]
-        if scheduled.speculative:
+        if scheduled.makes_way:
             state.speculations.pop(query_id, None)
-            # No request waits for a guess to end, but one waits for its prefetch.
-            return self._dispatcher.start_next(scheduled.instance, now) if scheduled.is_prefetch else []
-        state.running -= scheduled.grant is not None
-        state.leave_backlog(scheduled)
+            # No query waits for a speculation to end, but one waits for its prefetch.
+            return self._dispatcher.start_next(scheduled.instance, now) if scheduled.is_ahead else []
+        state.release(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
 
     def deliver(self, instance: str) -> MoveBatch:
@@ -197,7 +197,7 @@ class Scheduler:
         scheduled = self.book.running(query_id)
         state = self.instances.states[scheduled.instance]
         state.leave_step(scheduled)
-        if scheduled.is_prefetch and query_id in state.speculations:
+        if scheduled.is_ahead and query_id in state.speculations:
             state.end_speculation(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
 
@@ -231,21 +231,21 @@ class Scheduler:
         self.branches.check_integrity()
         for instance, state in self.instances.states.items():
             here = [requests[query_id] for query_id in granted if requests[query_id].instance == instance]
-            running = [scheduled for scheduled in here if not scheduled.speculative]
+            running = [scheduled for scheduled in here if not scheduled.makes_way]
             assert state.running == len(running)
             assert state.step_tokens == sum(scheduled.step_share for scheduled in running)
             guesses = list(state.speculations.values())
-            assert all(guess in here and guess.speculative for guess in guesses)
-            others = [scheduled for scheduled in here if scheduled.speculative and scheduled not in guesses]
+            assert all(guess in here and guess.makes_way for guess in guesses)
+            others = [scheduled for scheduled in here if scheduled.makes_way and scheduled not in guesses]
             assert not any(scheduled.step_share for scheduled in others), "an ended speculation takes part of a step"
-            full = not state.has_slot() or state.step_tokens or any(guess.is_prefetch for guess in guesses)
+            full = not state.has_slot() or state.step_tokens or any(guess.is_ahead for guess in guesses)
             retired = instance in self.tree.tiers.retired
             assert not state.queue or full or retired, "a request waits beside a free slot"
             assert not (state.queue and retired and self.instances.open()), "a request waits for a retired instance"
 
     def _may_hand_over(self, scheduled: ScheduledRequest) -> bool:
         """Whether a request waits for what another takes of the step, and none was let in early so far."""
-        if scheduled.grant is None or scheduled.speculative or not scheduled.step_share:
+        if scheduled.grant is None or scheduled.makes_way or not scheduled.step_share:
             return False
         state = self.instances.states[scheduled.instance]
         return self.instances.has_slot(scheduled.instance) and bool(state.queue) and state.handing_over is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cachectl.scheduling.request import RequestKind
 from cachectl.tree.prefix_lookup import CachedPrefix
 from protocol.errors import Overloaded, UnknownPlan
 from protocol.tiers import Tier
@@ -43,7 +44,7 @@ class SpeculativeSlots:
         among = [instance for instance, state in self._instances.open().items() if state.has_room()]
         if not among:
             return None
-        guess = self._book.new(request)
+        guess = self._book.new(request, RequestKind.SPECULATION)
         try:
             prefix = self._dispatcher.route(guess, among)
         except Overloaded:
@@ -52,26 +53,20 @@ class SpeculativeSlots:
         if not state.fits_beside_all(guess.step_share):
             return None
         guess.prefix = prefix
-        guess.speculative = True
         self._book.requests[request.query_id] = state.speculations[request.query_id] = guess
         return self._dispatcher.start(guess, now)
 
     def runs(self, query_id: str) -> bool:
         """Whether a speculation still runs: it is not confirmed, withdrawn, complete, or ended by a request."""
         guess = self._book.requests.get(query_id)
-        if guess is None or guess.is_prefetch:
+        if guess is None or guess.is_ahead:
             return False
         return query_id in self._instances.states[guess.instance].speculations
 
     def confirm(self, query_id: str) -> None:
         """Turn a speculation into a request. Raises UnknownPlan unless it still runs."""
         guess = self._running(query_id)
-        state = self._instances.states[guess.instance]
-        del state.speculations[query_id]
-        guess.speculative = False
-        state.running += 1
-        state.step_tokens += guess.step_share
-        state.backlog_s += guess.seconds
+        self._instances.states[guess.instance].confirm(guess)
 
     def withdraw(self, query_id: str) -> None:
         """End a speculation; its grant stays until it is complete. Raises UnknownPlan unless it still runs."""
@@ -99,7 +94,7 @@ class SpeculativeSlots:
         if not self.may_prefetch(query_id):
             return None
         waiting = self._book.requests[query_id]
-        guess = self._book.new(request)
+        guess = self._book.new(request, RequestKind.PREFETCH)
         guess.instance = waiting.instance
         prefix = self._book.cached_prefix(guess, guess.instance)
         if len(prefix.copies) == len(guess.keys) and all(copy.cache.tier is Tier.GPU for copy in prefix.copies):
@@ -139,12 +134,11 @@ class SpeculativeSlots:
         if not self._may_load(query_id):
             return None
         waiting = self._book.requests[query_id]
-        guess = self._book.new(request)
+        guess = self._book.new(request, RequestKind.LOAD)
         guess.instance = waiting.instance
         found = self._book.found(query_id)
         load_s = found.loading.seconds
         guess.prefix = CachedPrefix(found.copies[: len(guess.keys)], found.loading, 0, load_s, load_s)
-        guess.only_loads = True
         grant = self._start_prefetch(guess, now)
         if grant is not None:
             waiting.prefetched_by = request.query_id
@@ -175,7 +169,7 @@ class SpeculativeSlots:
         if not self.may_generate(query_id):
             return None
         waiting = self._book.requests[query_id]
-        guess = self._book.new(request)
+        guess = self._book.new(request, RequestKind.PREFETCH)
         found = self._tree.lookup.loadable(request.namespace, request.documents, waiting.instance)
         if len(found) == len(guess.keys):
             return None
@@ -188,7 +182,6 @@ class SpeculativeSlots:
 
     def _start_prefetch(self, guess: ScheduledRequest, now: float) -> Grant | None:
         """Start a prefetch; None if nothing of it could be kept."""
-        guess.speculative = guess.is_prefetch = True
         query_id, state = guess.request.query_id, self._instances.states[guess.instance]
         self._book.requests[query_id] = state.speculations[query_id] = guess
         grant = self._dispatcher.start(guess, now)
