@@ -63,7 +63,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gateway = gateway
-    install_handlers(app, gateway.metrics, settings.retry_after_s)
+    install_handlers(app, gateway.metrics, settings.pace.retry_after_s)
     _add_middleware(app, gateway)
     keyring = gateway.keyring
     openapi.describe(app, {openapi.API_KEY: keyring.needs_key, openapi.ADMIN_KEY: keyring.needs_admin_key})
@@ -74,9 +74,9 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware, innermost first."""
     settings = gateway.settings
     app.add_middleware(BodyLimit, settings=settings, metrics=gateway.metrics)
-    app.add_middleware(SlowReaders, send_timeout_s=settings.send_timeout_s)
+    app.add_middleware(SlowReaders, send_timeout_s=settings.pace.send_timeout_s)
     app.add_middleware(OpenRequests, settings=settings, metrics=gateway.metrics)
-    app.add_middleware(Identity, keyring=gateway.keyring, metrics=gateway.metrics, retry_after_s=settings.retry_after_s)
+    app.add_middleware(Identity, keyring=gateway.keyring, metrics=gateway.metrics, retry_after_s=settings.pace.retry_after_s)
     if not gateway.keyring.needs_key:
-        app.add_middleware(CrossSite, retry_after_s=settings.retry_after_s)
-    app.add_middleware(RequestContext, metrics=gateway.http_metrics, retry_after_s=settings.retry_after_s)
+        app.add_middleware(CrossSite, retry_after_s=settings.pace.retry_after_s)
+    app.add_middleware(RequestContext, metrics=gateway.http_metrics, retry_after_s=settings.pace.retry_after_s)

@@ -58,8 +58,8 @@ class Composition:
             parts.retriever,
             parts.controller,
             parts.generator,
-            settings.readiness_interval_s,
-            settings.readiness_timeout_s,
+            settings.pace.readiness_interval_s,
+            settings.pace.readiness_timeout_s,
         )
         metrics, recent = GatewayMetrics(registry), RecentDocuments()
         approximate = ApproximateAnswers(settings.shadow_share)
@@ -100,7 +100,7 @@ class Composition:
             stores=stores,
             metrics=metrics,
             http_metrics=HttpMetrics(registry),
-            scrape=_scrape(parts, readiness, registry, settings.readiness_timeout_s),
+            scrape=_scrape(parts, readiness, registry, settings.pace.readiness_timeout_s),
             recent_documents=recent,
             settings=settings,
         )
@@ -117,7 +117,7 @@ class Composition:
             await gateway.warm_ups.jobs.shutdown()
             await gateway.precomputations.jobs.shutdown()
             await gateway.runs.shutdown()
-            await self._tasks.drain(gateway.settings.drain_s)
+            await self._tasks.drain(gateway.settings.pace.drain_s)
             await asyncio.to_thread(self._tracing.close)
 
 

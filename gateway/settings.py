@@ -1,9 +1,10 @@
 """The gateway's section of the configuration: API keys, limits, timeouts and defaults of requests."""
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from gateway.pace import Pace
 from gateway.search.follow_ups import FollowUps
 from protocol.plans import DocumentOrder, Reuse
 
@@ -53,9 +54,11 @@ class ApiKey(BaseModel):
 
 
 class GatewaySettings(BaseModel):
-    """Settings of the gateway. Times are in seconds (``_s``), sizes in bytes."""
+    """Settings of the gateway. Times are in seconds (``_s``), sizes in bytes. ``pace`` is not configured."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pace: ClassVar[Pace] = Pace()
 
     api_keys: tuple[ApiKey, ...] = Field(
         (), description="API keys. Without any, requests need no key; use that only on your own machine."
@@ -70,19 +73,10 @@ class GatewaySettings(BaseModel):
     max_concurrent_queries: int = Field(1024, gt=0, description="Concurrent queries and searches of all keys together.")
     max_open_requests: int = Field(4096, gt=0, description="Concurrent requests of any kind.")
     default_top_k: int = Field(4, gt=0, description="Chunks to answer from, if the request does not say.")
-    context_questions: int = Field(
-        1, ge=0, description="Earlier questions of a conversation that its last one is searched with."
-    )
     default_follow_ups: FollowUps = Field(
         FollowUps.JOINED,
         description="How a follow-up in a conversation is searched, if the request does not say: alone, joined with "
         "the questions before it, or rewritten by the model into a question that stands alone.",
-    )
-    rewrite_timeout_s: float = Field(
-        5.0, gt=0, description="Time for the model to rewrite a follow-up; after it, the follow-up is joined."
-    )
-    rewrite_max_tokens: int = Field(
-        64, gt=0, description="Longest rewritten question in tokens; a longer one is discarded."
     )
     default_document_order: DocumentOrder = Field(
         DocumentOrder.RETRIEVAL,
@@ -90,14 +84,12 @@ class GatewaySettings(BaseModel):
         "(equal sets make one prompt) or cached-first (longest cached prefix).",
     )
     default_max_tokens: int = Field(256, gt=0, description="Longest answer in tokens, if the request does not say.")
-    max_query_chars: int = Field(32_768, gt=0, description="Longest question, in characters.")
-    max_query_bytes: int = Field(256 * 1024, gt=0, description="Largest body of a request without documents.")
+    max_query_chars: int = Field(
+        32_768, gt=0, description="Longest question, in characters. A body without documents has eight bytes for each."
+    )
     max_document_bytes: int = Field(32 * MIB, gt=0, description="Largest body of a document or a batch.")
     max_bodies_bytes: int = Field(256 * MIB, gt=0, description="Memory for the bodies of all open requests together.")
-    body_timeout_s: float = Field(300.0, gt=0, description="Time for a client to send a body.")
-    send_timeout_s: float = Field(60.0, gt=0, description="Time for a client to read a piece of a stream.")
     query_timeout_s: float = Field(300.0, gt=0, description="Time from a query's arrival to its last token.")
-    first_step_timeout_s: float = Field(180.0, gt=0, description="Time from admission to the engine's first step.")
     shadow_share: float = Field(
         0.02,
         ge=0,
@@ -116,16 +108,11 @@ class GatewaySettings(BaseModel):
         description="Size of the log of past queries, used to warm up the cache. Its predecessor may be as large. "
         "0 turns the log off.",
     )
-    hold_back_s: float = Field(
-        1.0,
-        ge=0,
-        description="How long a query waits in the queue before its stream starts. Until then it can be refused.",
-    )
-    ping_s: float = Field(15.0, gt=0, description="Interval of the comment lines that keep an idle stream alive.")
-    retry_after_s: int = Field(2, ge=0, description="Retry-After of 429 and 503 replies.")
-    readiness_interval_s: float = Field(1.0, gt=0, description="Interval of the readiness checks of the other parts.")
-    readiness_timeout_s: float = Field(5.0, gt=0, description="Time for a part to answer a readiness check.")
-    drain_s: float = Field(10.0, ge=0, description="How long shutdown waits for leases to be released.")
+
+    @property
+    def max_query_bytes(self) -> int:
+        """The largest body of a request without documents. Escaped in JSON, a character takes up to eight bytes."""
+        return 8 * self.max_query_chars
 
     @property
     def several_keys(self) -> bool:

@@ -107,7 +107,7 @@ def _retriever(config: Config) -> Retriever:
     if len(shards) == 1:
         return shards[0]
     # A silent shard must time out before the gateway gives up on all of them.
-    ready_within_s = _SHARD_READINESS_SHARE * config.gateway.readiness_timeout_s
+    ready_within_s = _SHARD_READINESS_SHARE * config.gateway.pace.readiness_timeout_s
     return ShardedRetriever(shards, config.retriever.shards, ready_within_s, config.retriever.reranker)
 
 

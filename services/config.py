@@ -6,6 +6,7 @@ declared once, in the part that reads it.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,6 +27,7 @@ from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
 from services.cluster.settings import ClusterSettings
+from services.dropped_options import DROPPED_OPTIONS
 from services.observability.settings import ObservabilitySettings
 from services.redis.settings import RedisSettings
 from services.serve.replica_settings import ServingSettings
@@ -130,12 +132,20 @@ def config_file() -> Path | None:
     return here if here.is_file() else None
 
 
+def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Each option that is not valid, and why."""
+    for fault in error.errors():
+        name = ".".join(map(str, fault["loc"]))
+        dropped = DROPPED_OPTIONS.get(name)
+        yield name, fault["msg"] if dropped is None else f"there is no such option any more: {dropped}"
+
+
 def load_config() -> Config:
     """Read the configuration. Raises ConfigError with one line for each invalid option."""
     try:
         return Config()
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        lines = [f"  {name}: {message}" for name, message in _faults(error)]
         raise ConfigError("\n".join(["the configuration is not valid:", *lines])) from error
     except SettingsError as error:
         raise ConfigError(f"the environment or {config_file() or 'ragtree.yaml'} is not valid: {error}") from error

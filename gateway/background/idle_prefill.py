@@ -96,7 +96,7 @@ class IdlePrefill:
     async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
         computed = 0
         stream = self._parts.generator.stream(plan, Sampling(max_tokens=1))
-        async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
+        async for step in lease.steps(stream, deadline, self._settings.pace.first_step_timeout_s):
             if step.prefill is not None:
                 computed = step.prefill.computed_tokens
         return computed

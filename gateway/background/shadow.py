@@ -77,7 +77,7 @@ class Shadow:
             request = AdmissionRequest(query_id, answer.namespace, answer.prompt, answer.found_at, reuse=Reuse.EXACT)
             plan = await deadline.wait(lease.admit(self._parts.controller.admit(request)))
             stream = self._parts.generator.stream(plan, Sampling(COMPARED_TOKENS))
-            async for step in lease.steps(stream, deadline, self._settings.first_step_timeout_s):
+            async for step in lease.steps(stream, deadline, self._settings.pace.first_step_timeout_s):
                 text += step.text
             lease.completed()
         return answer.text.startswith(text)

@@ -49,7 +49,7 @@ class BodyLimit:
         if declared > limit:
             self._metrics.rejected(PayloadTooLarge.code)
             error = PayloadTooLarge(_message(limit))
-            await error_response(error, self._settings.retry_after_s)(scope, receive, send)
+            await error_response(error, self._settings.pace.retry_after_s)(scope, receive, send)
             return
         caller = caller_of(scope)
         owner = "" if caller is None else caller.owner
@@ -84,7 +84,7 @@ class BodyLimit:
 
     def _allowed_s(self, received: int) -> float:
         """How long a body may take until more of it arrives than ``received`` bytes."""
-        whole_s = self._settings.body_timeout_s
+        whole_s = self._settings.pace.body_timeout_s
         return min(whole_s, whole_s * (_BEHIND + received / self._settings.max_query_bytes))
 
     def _limit(self, path: str) -> int:

@@ -20,7 +20,7 @@ class OpenRequests:
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._app = app
-        self._retry_after_s = settings.retry_after_s
+        self._retry_after_s = settings.pace.retry_after_s
         self._metrics = metrics
         self._callers = Room("open requests", settings.max_open_requests, fair=settings.several_keys)
         self._strangers = Room("open requests without a key", MOST_OF_STRANGERS, fair=False)

@@ -122,4 +122,4 @@ class QueryContext:
 
     def _steps(self, lease: Lease, plan: PrefillPlan, chosen: Sampling) -> AsyncGenerator[GenerationStep]:
         stream = self.parts.generator.stream(plan, chosen)
-        return lease.steps(stream, self.deadline, self.settings.first_step_timeout_s, self.trace.chat(plan, chosen))
+        return lease.steps(stream, self.deadline, self.settings.pace.first_step_timeout_s, self.trace.chat(plan, chosen))

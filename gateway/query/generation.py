@@ -61,7 +61,7 @@ class Generation:
         """
         self._found_at = found.revisions
         admission = self._ask(self._context.admission_request(self._attempt, prompt, found))
-        await asyncio.wait({admission}, timeout=self._context.settings.hold_back_s)
+        await asyncio.wait({admission}, timeout=self._context.settings.pace.hold_back_s)
         if admission.done():
             admission.result()
 

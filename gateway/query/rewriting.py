@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 class FollowUpRewriter:
     """Makes a question that stands alone of one query's follow-up. The generation is admitted like any other.
 
-    It may take ``rewrite_timeout_s``, its wait in the queue included, and ``rewrite_max_tokens``.
+    It may take ``Pace.rewrite_timeout_s``, its wait in the queue included.
     """
 
     def __init__(self, context: QueryContext) -> None:
@@ -52,7 +52,7 @@ class FollowUpRewriter:
         context = self._context
         try:
             # If the query's own time is up first, the search says so.
-            await context.deadline.wait(self._generate(), context.settings.rewrite_timeout_s)
+            await context.deadline.wait(self._generate(), context.settings.pace.rewrite_timeout_s)
         except DeadlineExceeded:
             return RewriteFailure.TIMEOUT
         except EngineFailed:
@@ -69,7 +69,7 @@ class FollowUpRewriter:
 
     async def _generate(self) -> None:
         context, query = self._context, self._context.query
-        sampling = rewriting_sampling(context.settings.rewrite_max_tokens)
+        sampling = rewriting_sampling()
         conversation = rewriting_prompt(query.messages, query.rewrite_from)
         prompt = await laid_out(context.parts.layout, conversation, (), sampling.max_tokens, preamble=False)
         attempt = Attempt(query.query_id, rewriting=True)

@@ -35,11 +35,11 @@ class RunResponse(EventSourceResponse):
         super().__init__(
             frames,
             headers=_HEADERS,
-            ping=settings.ping_s,
+            ping=settings.pace.ping_s,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
             shutdown_grace_period=settings.query_timeout_s,
             # Otherwise a client that never reads would hold its answer and its slot forever.
-            send_timeout=settings.send_timeout_s,
+            send_timeout=settings.pace.send_timeout_s,
         )
         # The server sets this header itself, and two headers could contradict each other.
         del self.headers["connection"]

@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+EARLIER_QUESTIONS = 1
+"""Questions of a conversation that its last one is searched with, unless it is searched alone."""
+
 
 class FollowUps(StrEnum):
     """What a follow-up is searched with.

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 from statistics import mean
 
 import msgspec
@@ -31,6 +32,7 @@ from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
+from gateway.pace import Pace
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire.events import QueryCompleted
@@ -298,6 +300,12 @@ class SpeculationBenchmark:
             await retriever.close()
 
 
+class _Patient(GatewaySettings):
+    """The gateway's settings where a first step may take as long as it takes."""
+
+    pace: ClassVar[Pace] = Pace(first_step_timeout_s=3600.0)
+
+
 class _Asker:
     """Sends questions through the query pipeline."""
 
@@ -309,7 +317,7 @@ class _Asker:
             metrics=GatewayMetrics(CollectorRegistry()),
             tasks=self._tasks,
             query_log=QueryLogFile(None, 0),
-            settings=GatewaySettings(query_timeout_s=3600.0, first_step_timeout_s=3600.0),
+            settings=_Patient(query_timeout_s=3600.0),
             speculation_start=SpeculationStart(),
         )
 

@@ -25,8 +25,8 @@ from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
+from hurried import hurried
 from gateway.app import create_app
-from gateway.settings import GatewaySettings
 from protocol.errors import EngineNotReady
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, StepBudget
 from protocol.plans import PrefillPlan
@@ -236,7 +236,7 @@ def serving(
     async def serve() -> None:
         stack.loop = asyncio.get_running_loop()
         await stack.retriever.start()
-        stack.app = create_app(stack, GatewaySettings(readiness_interval_s=0.1, **settings))
+        stack.app = create_app(stack, hurried(readiness_interval_s=0.1, **settings))
         stack.server = uvicorn.Server(uvicorn.Config(stack.app, log_level="warning", timeout_graceful_shutdown=1))
         await stack.server.serve(sockets=[listener])
         await stack.retriever.close()

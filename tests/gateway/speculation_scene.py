@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
+from hurried import hurried
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
-from gateway.settings import GatewaySettings
 from gateway.stores.approximate_answers import ApproximateAnswers
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire import events
@@ -269,7 +269,7 @@ class Scene:
             metrics=self.metrics,
             tasks=self.tasks,
             query_log=QueryLogFile(None, 0),
-            settings=GatewaySettings(**limits),
+            settings=hurried(**limits),
             speculation_start=self.start,
             approximate=self.approximate,
         )

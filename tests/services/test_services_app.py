@@ -7,6 +7,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from gateway.stores.stores import EmbeddedStores
+from gateway.pace import Pace
+from gateway.settings import GatewaySettings
 from services import app
 from services.config import Config
 from services.redis.stores import RedisStores
@@ -24,9 +26,10 @@ class Shard:
 async def test_silent_shard_times_out_before_the_retriever_does(monkeypatch):
     monkeypatch.setattr(app, "_handle", lambda name: name)
     monkeypatch.setattr(app, "retriever_handle", Shard)
-    config = Config(gateway={"readiness_timeout_s": 0.4}, retriever={"shards": {"count": 2, "on_lost": "partial"}})
+    monkeypatch.setattr(GatewaySettings, "pace", Pace(readiness_timeout_s=0.4))
+    config = Config(retriever={"shards": {"count": 2, "on_lost": "partial"}})
     retriever = app._retriever(config)
-    async with asyncio.timeout(config.gateway.readiness_timeout_s):
+    async with asyncio.timeout(config.gateway.pace.readiness_timeout_s):
         await retriever.ready()
 
 

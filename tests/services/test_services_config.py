@@ -1,9 +1,12 @@
 """Invalid configurations are refused with a clear message."""
 
+import json
+
 import pytest
 
 from protocol.errors import ConfigError
 from services.config import load_config
+from services.dropped_options import DROPPED_OPTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +67,15 @@ def test_kv_generators_on_cpus_beside_gpus_need_neutral_pages(monkeypatch):
         load_config()
     monkeypatch.setenv("RAGTREE_GENERATOR__KV__PAGE_LAYOUT", "neutral")
     assert load_config().generator.kv.page_layout == "neutral"
+
+
+@pytest.mark.parametrize("name", DROPPED_OPTIONS)
+def test_an_option_that_is_gone_is_refused_with_what_it_is_now(elsewhere, name):
+    part, *rest = name.split(".")
+    options: object = 1
+    for field in reversed(rest):
+        options = {field: options}
+    (elsewhere / "ragtree.yaml").write_text(json.dumps({part: options}))
+    with pytest.raises(ConfigError, match=f"{name}: there is no such option any more: ") as refused:
+        load_config()
+    assert DROPPED_OPTIONS[name] in str(refused.value)

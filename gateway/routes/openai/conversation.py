@@ -7,7 +7,7 @@ from gateway.limits.auth import Caller
 from gateway.query.query import Query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.openai.models import served_model
-from gateway.search.follow_ups import FollowUps
+from gateway.search.follow_ups import EARLIER_QUESTIONS, FollowUps
 from gateway.search.last_question import last_question
 from gateway.wire.schemas import AnswerBody
 from protocol.errors import InvalidRequest
@@ -40,7 +40,7 @@ def conversation_query(
     """
     settings = gateway.settings
     way = follow_ups or settings.default_follow_ups
-    earlier = 0 if way is FollowUps.ALONE else settings.context_questions
+    earlier = 0 if way is FollowUps.ALONE else EARLIER_QUESTIONS
     question = last_question(messages, earlier, settings.max_query_chars)
     if question is None:
         raise InvalidRequest("The conversation has no user message with text.", fields.messages)

@@ -60,4 +60,4 @@ async def _with_model(benchmark: "FollowUpBenchmark", config: Config) -> "Follow
     models = ModelStore(config.cache_dir)
     layout = GeneratorFactory(config.generator, models).layout()
     async with EngineMaker(config.generator, models).plain() as engine:
-        return await benchmark.run(ModelRewriter(engine, layout, config.gateway), config.generator.model)
+        return await benchmark.run(ModelRewriter(engine, layout), config.generator.model)

@@ -7,8 +7,8 @@ from uuid import uuid4
 import msgspec
 
 from examine.measuring.engines import INSTANCE, generate
+from gateway.search.follow_ups import EARLIER_QUESTIONS
 from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
-from gateway.settings import GatewaySettings
 from generator.engines.vllm_engine import VllmEngine
 from protocol.parts import PromptLayout
 from protocol.plans import PrefillPlan
@@ -26,17 +26,16 @@ class Rewrite(msgspec.Struct, frozen=True):
 
 
 class ModelRewriter:
-    """Rewrites with a running ``engine`` and the ``layout`` of its model, within the gateway's bound of tokens."""
+    """Rewrites with a running ``engine`` and the ``layout`` of its model, as the gateway does."""
 
-    def __init__(self, engine: VllmEngine, layout: PromptLayout, settings: GatewaySettings) -> None:
+    def __init__(self, engine: VllmEngine, layout: PromptLayout) -> None:
         self._engine = engine
         self._layout = layout
-        self._settings = settings
 
     async def rewrite(self, asked: Sequence[str]) -> Rewrite:
         """Rewrite the last of the questions. Raises what the engine raises."""
-        sampling = rewriting_sampling(self._settings.rewrite_max_tokens)
-        messages = rewriting_prompt([ChatMessage("user", text) for text in asked], self._settings.context_questions)
+        sampling = rewriting_sampling()
+        messages = rewriting_prompt([ChatMessage("user", text) for text in asked], EARLIER_QUESTIONS)
         prompt = self._layout.lay_out(messages, (), sampling.max_tokens, preamble=False)
         began = time.perf_counter()
         made = await generate(self._engine, PrefillPlan(uuid4().hex, INSTANCE, _NAMESPACE, prompt), sampling)

@@ -261,7 +261,7 @@ async def test_error_names_the_broken_line(served):
 
 
 async def test_log_may_be_larger_than_a_query(in_process):
-    async with in_process(max_query_bytes=100) as served:
+    async with in_process(max_query_chars=50) as served:
         body = {"queries": ["x" * 50] * 50}
         assert (await served.client.post(WARM, json=body)).status_code == 202
 

@@ -96,7 +96,7 @@ async def test_a_caller_without_others_has_all(in_process, keys):
 
 
 async def test_a_key_leaves_memory_for_the_bodies_of_others(in_process):
-    sizes = {"max_document_bytes": 64 * KIB, "max_query_bytes": KIB, "max_bodies_bytes": 100 * KIB}
+    sizes = {"max_document_bytes": 64 * KIB, "max_query_chars": 128, "max_bodies_bytes": 100 * KIB}
     async with in_process(api_keys=KEYS, **sizes) as served:
         served.stack.phases.held.add("put")
 
@@ -118,7 +118,7 @@ async def test_a_key_leaves_memory_for_the_bodies_of_others(in_process):
 
 
 async def test_a_trickling_body_is_given_up_long_before_its_time(over_http):
-    async with over_http(body_timeout_s=5, max_query_bytes=100_000) as live:
+    async with over_http(body_timeout_s=5, max_query_chars=12_500) as live:
         host, port = live.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"PUT {DOCUMENT} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 9999\r\n\r\n"

@@ -11,7 +11,7 @@ TEXT = {"Content-Type": "text/plain"}
 
 @pytest.mark.parametrize("path", ["/query", "/v1/chat/completions", DOCUMENT])
 async def test_declared_bodies_over_the_limit_are_refused_before_reading(over_http, path: str):
-    async with over_http(max_document_bytes=1000, max_query_bytes=1000) as live:
+    async with over_http(max_document_bytes=1000, max_query_chars=125) as live:
         host, port = live.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         method = "PUT" if path == DOCUMENT else "POST"
@@ -27,7 +27,7 @@ async def test_declared_bodies_over_the_limit_are_refused_before_reading(over_ht
     [("POST", "/query", "application/json"), ("PUT", DOCUMENT, "text/plain"), ("PUT", DOCUMENT, "application/json")],
 )
 async def test_undeclared_bodies_are_counted_while_reading(over_http, method: str, path: str, content_type: str):
-    async with over_http(max_document_bytes=1000, max_query_bytes=1000) as live:
+    async with over_http(max_document_bytes=1000, max_query_chars=125) as live:
         headers = {"Content-Type": content_type}
         answer = await live.client.request(method, path, content=pieces(3, 500), headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")

@@ -31,7 +31,7 @@ async def status_of(reader: asyncio.StreamReader) -> int:
     return int((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).split(b" ", 2)[1])
 
 
-SMALL = {"max_document_bytes": 64 * KIB, "max_query_bytes": KIB, "max_bodies_bytes": 64 * KIB}
+SMALL = {"max_document_bytes": 64 * KIB, "max_query_chars": 128, "max_bodies_bytes": 64 * KIB}
 TEXT = {"Content-Type": "text/plain"}
 
 

@@ -81,10 +81,10 @@ async def test_a_request_says_how_its_follow_up_is_searched(served, rewriter, pa
 
 
 async def test_the_configuration_says_it_for_all(in_process, rewriter):
-    async with in_process(default_follow_ups="rewritten", rewrite_max_tokens=9) as served:
+    async with in_process(default_follow_ups="rewritten") as served:
         await served.client.post("/v1/chat/completions", json=CHAT)
         assert searched(served.stack) == (NEW, "")
-        assert rewriter.samplings[0].max_tokens == 9
+        assert rewriter.samplings[0].max_tokens == 64
         await served.client.post("/v1/chat/completions", json=CHAT | {"follow_ups": "joined"})
         assert searched(served.stack) == JOINED
 

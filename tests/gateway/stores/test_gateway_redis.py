@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from redis_cases import PATIENT_S, settings
 from redis_server import RedisServer
 
+from hurried import hurried
 from gateway.app import create_app
-from gateway.settings import GatewaySettings
 from gateway.stores import uploads
 from protocol.errors import RetrieverNotReady
 from services.redis.stores import RedisStores
@@ -48,7 +48,7 @@ class Gateway:
 async def gateway(
     server: RedisServer, stack: Stack, timeout_s: float = PATIENT_S, **changes: object
 ) -> AsyncIterator[Gateway]:
-    configured = GatewaySettings(**changes)
+    configured = hurried(**changes)
     registry = CollectorRegistry()
     stores = RedisStores(settings(server, timeout_s=timeout_s), configured, registry)
     app = create_app(stack, configured, registry=registry, stores=stores)
