@@ -5,12 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# One worker more than cores for tests that often wait; two for engines, which compute on every core they get.
+# One worker more than cores, because tests often wait. Two of them start engines (conftest.py).
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
-ENGINE_WORKERS ?= 2
-# Tests with engines run in order of their names. pytest-xdist would start the largest files first, and would end with
-# the slowest tests, which have files of their own, on one worker.
-ENGINE_ORDER := --no-loadscope-reorder
+# Files run in order of their names. pytest-xdist would start the largest first, and would end with the slowest tests,
+# which have files of their own, on one worker.
+ORDER := --no-loadscope-reorder
 
 URL ?= http://127.0.0.1:8080
 RATE ?= 2
@@ -20,7 +19,7 @@ soak: MINUTES ?= 30
 chaos: MINUTES ?= 10
 fuzz: MINUTES ?= 10
 
-.PHONY: help setup demo test test-tools unit lint types style audit chart loadtest soak chaos fuzz format lock images clean
+.PHONY: help setup demo test prove test-tools unit lint types style audit chart loadtest soak chaos fuzz format lock images clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,9 +30,11 @@ setup: ## build .venv from the locks in requirements/
 demo: setup ## start the stack, ingest the standard library, ask a question (ONESHOT=1 stops after the answer)
 	@scripts/demo "$(BIN)" "$(ONESHOT)"
 
-test: setup test-tools lint ## lint, then run every test, including those with real vLLM, Ray, Redis and Chromium
-	@$(PYTEST) -n $(WORKERS) -m "not ray and not vllm"
-	@$(PYTEST) -n $(ENGINE_WORKERS) $(ENGINE_ORDER) -m "ray or vllm"
+test: setup test-tools lint ## lint, then run the tests, including those with real vLLM, Ray, Redis and Chromium
+	@$(PYTEST) -n $(WORKERS) $(ORDER) -m "not prove"
+
+prove: setup test-tools ## run what takes long: proofs, benchmarks, chaos, and soaks
+	@$(PYTEST) -n 2 $(ORDER) -m "prove"
 
 test-tools:
 	@scripts/test-tools

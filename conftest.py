@@ -6,7 +6,8 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import settings
 from redis_server import RedisServer
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 import cachectl
 
@@ -23,10 +25,18 @@ for _size in ("COLUMNS", "LINES"):
 
 _ENGINES = {"ray", "vllm"}
 """Markers of tests that start engines or stacks."""
-_ONLY_ENGINES = "ray or vllm"
-_NO_ENGINES = "not ray and not vllm"
-_MARKED = re.compile(rf"\bmark\.({'|'.join(sorted(_ENGINES))})\b")
-_ALL_MARKED = re.compile(rf"^pytestmark = .*{_MARKED.pattern}", re.MULTILINE)
+_ENGINE = re.compile(rf"\bmark\.({'|'.join(sorted(_ENGINES))})\b")
+_ALL_ENGINE = re.compile(rf"^pytestmark = .*{_ENGINE.pattern}", re.MULTILINE)
+_PROOF = re.compile(r"\bmark\.prove\b")
+_ALL_PROOF = re.compile(rf"^pytestmark = .*{_PROOF.pattern}", re.MULTILINE)
+_HAS_NONE: dict[str, Callable[[str], bool]] = {
+    "not prove": lambda content: bool(_ALL_PROOF.search(content)),
+    "prove": lambda content: not _PROOF.search(content),
+    "not ray and not vllm": lambda content: bool(_ALL_ENGINE.search(content)),
+}
+"""Whether a file has no test that is chosen: by ``make test``, ``make prove`` and ``make unit``."""
+_ENGINE_WORKERS = int(os.environ.get("RAGTREE_ENGINE_WORKERS", "2"))
+"""So many workers run tests that start engines, which compute on every core they get."""
 _ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -45,30 +55,45 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files that have no test of the stage of ``make test``. Each worker would import hundreds of them."""
-    asked = config.option.markexpr
-    if asked not in (_ONLY_ENGINES, _NO_ENGINES) or collection_path.suffix != ".py":
+    """Leave out files that have no chosen test. Each worker would import hundreds of them."""
+    has_none = _HAS_NONE.get(config.option.markexpr)
+    if has_none is None or collection_path.suffix != ".py":
         return None
-    content = collection_path.read_text(encoding="utf-8")
-    has_none = _ALL_MARKED.search(content) if asked == _NO_ENGINES else not _MARKED.search(content)
-    return True if has_none else None
+    return True if has_none(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test whose file does not name its marker. It would run in neither stage of ``make test``."""
+    """Refuse a test whose file does not name its marker: files are chosen and handed out by what they name."""
     starting = {item.path for item in items if _ENGINES & {marker.name for marker in item.iter_markers()}}
-    hidden = [str(path) for path in starting if not _MARKED.search(path.read_text(encoding="utf-8"))]
+    hidden = [str(path) for path in starting if not _ENGINE.search(path.read_text(encoding="utf-8"))]
     if hidden:
         raise pytest.UsageError(f"name the marker of their tests in {', '.join(sorted(hidden))}")
 
 
 class ByFileOrFolder(LoadScopeScheduling):
-    """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack."""
+    """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack.
+
+    The first workers begin with those that start engines, and the others with those that do not. So a stack that waits
+    runs beside unit tests that compute.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        starts = self.nodes.index(node) < _ENGINE_WORKERS
+        preferred = (scope for scope in self.workqueue if _starts_engines(scope) is starts)
+        self.workqueue.move_to_end(next(preferred, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         folder = next((folder for folder in _ONE_WORKER if nodeid.startswith(folder)), None)
         return folder or nodeid.partition("::")[0]
+
+
+@cache
+def _starts_engines(scope: str) -> bool:
+    place = Path(__file__).parent / scope
+    files = place.rglob("*.py") if place.is_dir() else [place]
+    return any(_ENGINE.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFileOrFolder:

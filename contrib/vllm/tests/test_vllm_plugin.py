@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 from generator.models import ModelStore
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.prove]
 
 CONFIG = {
     "kv_connector": "RagtreeConnector",

@@ -34,6 +34,7 @@ def places() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.prove
 @pytest.mark.vllm
 def test_answers_stay_right_and_the_peer_serves_again(places):
     model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
