@@ -73,10 +73,11 @@ def create_app(
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Add the middleware, innermost first."""
     settings = gateway.settings
+    retry_after_s = settings.pace.retry_after_s
     app.add_middleware(BodyLimit, settings=settings, metrics=gateway.metrics)
     app.add_middleware(SlowReaders, send_timeout_s=settings.pace.send_timeout_s)
     app.add_middleware(OpenRequests, settings=settings, metrics=gateway.metrics)
-    app.add_middleware(Identity, keyring=gateway.keyring, metrics=gateway.metrics, retry_after_s=settings.pace.retry_after_s)
+    app.add_middleware(Identity, keyring=gateway.keyring, metrics=gateway.metrics, retry_after_s=retry_after_s)
     if not gateway.keyring.needs_key:
-        app.add_middleware(CrossSite, retry_after_s=settings.pace.retry_after_s)
-    app.add_middleware(RequestContext, metrics=gateway.http_metrics, retry_after_s=settings.pace.retry_after_s)
+        app.add_middleware(CrossSite, retry_after_s=retry_after_s)
+    app.add_middleware(RequestContext, metrics=gateway.http_metrics, retry_after_s=retry_after_s)

@@ -71,5 +71,6 @@ class Grant(MoveBatch):
     def read_places(self) -> set[str]:
         """The places of peers that the plan reads from."""
         documents = [*self.documents, *(first.document for first in self.first)]
-        peers = [peer for document in documents for peer in (document.peer, document.donor and document.donor.peer)]
+        peers = [document.peer for document in documents]
+        peers += [document.donor.peer for document in documents if document.donor is not None]
         return {peer.location for peer in peers if peer is not None}

@@ -121,5 +121,5 @@ class QueryContext:
         return self._steps(lease, plan, sampling)
 
     def _steps(self, lease: Lease, plan: PrefillPlan, chosen: Sampling) -> AsyncGenerator[GenerationStep]:
-        stream = self.parts.generator.stream(plan, chosen)
-        return lease.steps(stream, self.deadline, self.settings.pace.first_step_timeout_s, self.trace.chat(plan, chosen))
+        stream, timeout_s = self.parts.generator.stream(plan, chosen), self.settings.pace.first_step_timeout_s
+        return lease.steps(stream, self.deadline, timeout_s, self.trace.chat(plan, chosen))

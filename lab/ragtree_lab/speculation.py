@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
 from statistics import mean
+from typing import ClassVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -28,11 +28,11 @@ from examine.measuring.progress import Progress
 from examine.measuring.statistics import percentile
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.pace import Pace
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
-from gateway.pace import Pace
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire.events import QueryCompleted

@@ -20,12 +20,12 @@ import msgspec
 import uvicorn
 from fake_layout import FakeLayout
 from fastapi import FastAPI
+from hurried import hurried
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
-from hurried import hurried
 from gateway.app import create_app
 from protocol.errors import EngineNotReady
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, StepBudget

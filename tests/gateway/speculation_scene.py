@@ -6,13 +6,13 @@ from contextlib import suppress
 
 from fake_layout import FakeLayout
 from gateway_fakes import MODEL, eventually
+from hurried import hurried
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
-from hurried import hurried
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline

@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.stores.stores import EmbeddedStores
 from gateway.pace import Pace
 from gateway.settings import GatewaySettings
+from gateway.stores.stores import EmbeddedStores
 from services import app
 from services.config import Config
 from services.redis.stores import RedisStores

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.plan_translation import lost_copies, planned_nodes, request_of, spare_keys
+from cachectl.scheduling.plan_translation import lost_copies, request_of, spare_keys
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.tiers.page_allocator import PageAllocator
@@ -68,7 +68,7 @@ class LocalController:
             self._instance,
             namespace,
             prompt,
-            nodes=planned_nodes(grant.documents, self._scheduler.tree.tiers.links),
+            nodes=tuple(grant.documents),
             moves=tuple(grant.moves),
             spare=spare_keys(self._tree, self._instance),
         )

@@ -31,7 +31,7 @@ def follow_ups(
     config = load_config()
     with StepBars() as show:
         folder = config.cache_dir / "bench" / "follow-ups"
-        benchmark = FollowUpBenchmark(config.retriever, config.gateway, folder, show)
+        benchmark = FollowUpBenchmark(config.retriever, folder, show)
         result = asyncio.run(_with_model(benchmark, config) if rewrite else benchmark.run())
     if as_json:
         print_json(result)

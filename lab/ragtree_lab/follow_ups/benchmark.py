@@ -14,9 +14,8 @@ from statistics import fmean, median
 import msgspec
 
 from examine.measuring.progress import Progress
-from gateway.search.follow_ups import FollowUps
+from gateway.search.follow_ups import EARLIER_QUESTIONS, FollowUps
 from gateway.search.last_question import last_question
-from gateway.settings import GatewaySettings
 from protocol.prompts import ChatMessage
 from ragtree_lab.follow_ups.conversations import ALONE, CHANGES, FOLLOW_UPS, Conversation
 from ragtree_lab.follow_ups.rewriting import ModelRewriter, Rewrite
@@ -74,14 +73,10 @@ class DemoCorpus:
 
 
 class FollowUpBenchmark:
-    """Searches conversations in a retriever whose store is kept in ``folder``.
+    """Searches conversations in a retriever whose store is kept in ``folder``."""
 
-    The ``gateway``'s settings say with how many earlier questions.
-    """
-
-    def __init__(self, settings: RetrieverSettings, gateway: GatewaySettings, folder: Path, progress: Progress) -> None:
+    def __init__(self, settings: RetrieverSettings, folder: Path, progress: Progress) -> None:
         self._settings = settings
-        self._gateway = gateway
         self._folder = folder
         self._progress = progress
 
@@ -122,7 +117,7 @@ class FollowUpBenchmark:
         made: Mapping[tuple[str, ...], str | None],
     ) -> bool:
         messages = [ChatMessage("user", text) for text in conversation.asked]
-        earlier = 0 if way is FollowUps.ALONE else self._gateway.context_questions
+        earlier = 0 if way is FollowUps.ALONE else EARLIER_QUESTIONS
         question = last_question(messages, earlier, _MOST_CHARACTERS)
         assert question is not None
         text, context = question.text, question.context

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from fake_layout import FakeLayout
 from gateway_fakes import ANSWER, MODEL, Stack
+from hurried import hurried
 from prometheus_client import CollectorRegistry
 
-from hurried import hurried
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline

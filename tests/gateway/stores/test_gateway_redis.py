@@ -12,11 +12,11 @@ import pytest
 from asgi_lifespan import LifespanManager
 from fastapi import FastAPI
 from gateway_fakes import Stack, eventually
+from hurried import hurried
 from prometheus_client import CollectorRegistry
 from redis_cases import PATIENT_S, settings
 from redis_server import RedisServer
 
-from hurried import hurried
 from gateway.app import create_app
 from gateway.stores import uploads
 from protocol.errors import RetrieverNotReady
