@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_cases import ask, build_scheduler, fill
 
+from cachectl.scheduling.request import RequestKind
 from cachectl.scheduling.routing import Candidate, route
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
@@ -158,7 +159,7 @@ def test_of_many_instances_none_would_have_been_better(loads, documents):
         if number % 3 == 0 and scheduler.book.requests[f"load-{number}"].grant is not None:
             scheduler.complete(f"load-{number}", 0.0, kept=True)
     before = {name: state.backlog_s for name, state in scheduler.instances.states.items()}
-    scheduled = scheduler.book.new(ask("query", documents, 5))
+    scheduled = scheduler.book.new(ask("query", documents, 5), RequestKind.QUERY)
     best = min(before[name] + scheduler.book.cached_prefix(scheduled, name).seconds for name in MANY)
     scheduler.admit(ask("query", documents, 5), 0.0)
     chosen = scheduler.book.requests["query"]

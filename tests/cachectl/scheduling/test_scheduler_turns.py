@@ -146,8 +146,8 @@ def test_a_withdrawn_request_frees_its_room_in_the_queue(build):
     ids=["query", "instance"],
 )
 def test_documents_that_only_a_withdrawn_request_needed_lose_their_priority(build, gives_up):
-    # LACR values documents that queued requests need over those used in the past.
-    scheduler = build("one", "two", policy="LACR", gpu=20)
+    # FORESIGHT values documents that queued requests need over those used in the past.
+    scheduler = build("one", "two", policy="FORESIGHT", gpu=20)
     fill(scheduler, "a", "b", "b")
     run(scheduler, ask("on one", question=100))
     assert run(scheduler, ask("on two")).instance == "two"

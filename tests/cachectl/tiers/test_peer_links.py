@@ -17,7 +17,6 @@ from tree_cases import (
     tree_of,
 )
 
-from cachectl.scheduling.plan_translation import planned_nodes
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
@@ -69,9 +68,8 @@ def test_an_instance_reads_its_own_copies_first():
 
 def test_a_plan_names_the_address_and_the_pages():
     tree = prefilled_elsewhere("a", arena=PageAllocator(9, 1))
-    (step,) = begin(tree, "a", "near").documents
+    (node,) = begin(tree, "a", "near").documents
     copy = tree.registry.nodes[key("a")].copy_in(host_of(tree, ELSEWHERE))
-    (node,) = planned_nodes([step], tree.tiers.links)
     assert node.source is None
     assert node.peer is not None
     assert (node.peer.location, node.peer.addresses) == (ELSEWHERE, (address_of("far"),))
@@ -87,8 +85,7 @@ def test_what_does_not_fit_into_the_gpu_goes_to_the_own_host_memory():
     assert (step.kept, step.peer is not None) == (HOST, True)
     own = tree.registry.nodes[key("A")].copy_in(host_of(tree))
     assert step.pages == own.pages
-    (node,) = planned_nodes([step], tree.tiers.links)
-    assert node.saved_to is HOST
+    assert step.saved_to is HOST
     for each in (held, grant):
         tree.grants.complete(each, kept=True, unwritten=())
     assert found(tree, "A", "near") == [HOST]

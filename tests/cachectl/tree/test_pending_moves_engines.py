@@ -9,7 +9,7 @@ from tree_cases import TENANT, begin, key, paged_tree_of, tokens_of
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import Copy
 from cachectl.policies import policy_names
-from cachectl.scheduling.plan_translation import lost_copies, planned_nodes
+from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
@@ -84,7 +84,7 @@ class EngineTraffic:
         if self.received:
             grant = self.received.pop(which % len(self.received))
             engine, held = self.engines[grant.instance], dict(self.engines[grant.instance].gpu)
-            engine.prefill(grant.query_id, planned_nodes(grant.documents, self.tree.tiers.links), self.nodes(grant))
+            engine.prefill(grant.query_id, tuple(grant.documents), self.nodes(grant))
             if told:
                 self.tree.grants.prefilled(grant, lost_copies(engine.take_lost()))
                 self.running.append(grant)

@@ -18,7 +18,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.plan_translation import lost_copies, planned_nodes
+from cachectl.scheduling.plan_translation import lost_copies
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
@@ -64,7 +64,7 @@ class Stack:
         grant = self.tree.grants.admit(document, NAMESPACE, [PathDocument(document, TOKENS)], [key], 2, INSTANCE, 0.0)
         if before:
             self.release(before)
-        nodes = planned_nodes(grant.documents, self.tree.tiers.links)
+        nodes = tuple(grant.documents)
         message = RequestMessage(document, True, NAMESPACE, (document,), nodes, tuple(grant.moves))
         self.copying.clear()
         prompt = [*tokens, 1, 2]
