@@ -20,6 +20,7 @@ from loadtest.fuzz.fuzzed_stack import JUDGED_TENANT, Keys
 from loadtest.fuzz.inputs.questions import COLLECTION
 from loadtest.fuzz.judge import Judge
 from loadtest.fuzz.keeper import Keeper
+from loadtest.fuzz.lateness import Lateness
 from loadtest.fuzz.sender import Sender
 from loadtest.fuzz.sources import LANES, Lane, strategies
 from loadtest.fuzz.watcher import Watcher
@@ -75,10 +76,11 @@ class FuzzRun:
             await self._furnish()
             await self._judge.learn()
             await drawing.ready()
-            sender = Sender(self._url, self._keys.of_callers)
+            lateness = Lateness()
+            sender = Sender(self._url, self._keys.of_callers, lateness)
             campaign = Campaign(drawing, sender, self._watcher, self._judge, self._keeper, self._trace)
             begun = time.monotonic()
-            await self._attack(campaign)
+            await self._attack(campaign, lateness)
             seconds = time.monotonic() - begun
             # Whoever interrupts it does not want to wait for what is left to see.
             drained_s, upload_s = (None, None) if self._interrupted else await self._afterwards()
@@ -96,10 +98,10 @@ class FuzzRun:
         await self._judge.inspect()
         return drained_s, await self._judge.upload()
 
-    async def _attack(self, campaign: Campaign) -> None:
+    async def _attack(self, campaign: Campaign, lateness: Lateness) -> None:
         settings = self._settings
         attack = asyncio.create_task(campaign.attack(settings.lanes, settings.seconds, settings.pause_s, settings.most))
-        progress = asyncio.create_task(self._tell(campaign))
+        beside = [asyncio.create_task(self._tell(campaign)), asyncio.create_task(lateness.watch())]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt, attack)
@@ -107,7 +109,8 @@ class FuzzRun:
             with suppress(asyncio.CancelledError):
                 await attack
         finally:
-            progress.cancel()
+            for task in beside:
+                task.cancel()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             # asyncio leaves SIGTERM to the kernel, which would leave the stack behind.
