@@ -30,7 +30,7 @@ class FairSteps:
     def __init__(self, scheduler: "SchedulerConfig", clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._most = scheduler.long_prefill_token_threshold
+        self._most: int = scheduler.long_prefill_token_threshold
         self._begun = 0.0
         self._tokens = 0
         self._token_s = 0.0

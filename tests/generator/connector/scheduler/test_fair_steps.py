@@ -17,10 +17,10 @@ class Steps:
         self._fair = FairSteps(self.config, lambda: self._now)
 
     def most(self, *requests: tuple[str, int], tokens: int = 1024) -> int:
-        """What a prompt may take of a step behind two of so many tokens, with requests of tenants and output tokens."""
+        """What a prompt may take of a step behind two of so many tokens. A request has a tenant and output tokens."""
         states = [
-            SimpleNamespace(request=SimpleNamespace(num_output_tokens=output), message=SimpleNamespace(namespace=tenant))
-            for tenant, output in requests
+            SimpleNamespace(request=SimpleNamespace(num_output_tokens=output), message=SimpleNamespace(namespace=name))
+            for name, output in requests
         ]
         for _ in range(2):
             self._fair.begin(states, tokens)
