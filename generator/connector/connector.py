@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.report_stats import ReportStats
+from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.step_record import STEP_FILE, StepRecord
@@ -57,6 +58,7 @@ class RagtreeConnector(WorkerConnector):
             scheduling.max_num_batched_tokens,
             vllm_config.parallel_config.tensor_parallel_size,
             StepRecord(extra.get(STEP_FILE) if role is KVConnectorRole.SCHEDULER else None),
+            FairSteps(scheduling) if role is KVConnectorRole.SCHEDULER else None,
         )
 
     @property

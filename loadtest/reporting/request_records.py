@@ -99,7 +99,8 @@ class RecordFile:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Read the records in a run's folder. An incomplete last line is dropped."""
-    whole, _, _ = (folder / FILE_NAME).read_bytes().rpartition(b"\n")
+    """Read the records in a run's folder, none before its traffic starts. An incomplete last line is dropped."""
+    file = folder / FILE_NAME
+    whole, _, _ = (file.read_bytes() if file.exists() else b"").rpartition(b"\n")
     decoder = msgspec.json.Decoder(Record)
     return [decoder.decode(line) for line in whole.splitlines()]

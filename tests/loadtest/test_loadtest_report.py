@@ -100,6 +100,10 @@ def test_incomplete_last_line_is_dropped(folder):
     assert read_records(folder) == RECORDS[:-1]
 
 
+def test_a_run_whose_traffic_has_not_started_has_no_records(tmp_path):
+    assert read_records(tmp_path) == []
+
+
 def test_latencies_are_of_answered_requests(results):
     total = results["total"]
     assert total["ttft"] == pytest.approx(

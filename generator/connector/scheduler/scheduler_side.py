@@ -13,6 +13,7 @@ from generator.connector.messages import Composed, EngineReport, RequestMessage
 from generator.connector.scheduler.block_owners import BlockOwners
 from generator.connector.scheduler.block_relief import BlockRelief
 from generator.connector.scheduler.compositions import Compositions
+from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.gpu_tier import GpuTier
 from generator.connector.scheduler.lost_copies import LostCopies
 from generator.connector.scheduler.rank_results import RankResults
@@ -41,7 +42,8 @@ class SchedulerSide:
     """Executes the plans that requests carry to an ``instance``, over blocks of ``page_tokens`` tokens.
 
     The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step, and has ``ranks``
-    tensor-parallel workers. What it computes is written into ``record`` before each step.
+    tensor-parallel workers. What it computes is written into ``record`` before each step. ``fair_steps`` bounds what
+    prefills take of steps that tenants share.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class SchedulerSide:
         most_tokens: int,
         ranks: int = 1,
         record: StepRecord | None = None,
+        fair_steps: FairSteps | None = None,
     ) -> None:
         self._record = record or StepRecord(None)
+        self._fair_steps = fair_steps
         self._instance = instance
         self._page_tokens = page_tokens
         self._gpu = GpuTier(page_tokens)
@@ -218,6 +222,8 @@ class SchedulerSide:
         self._record.write(frozenset().union(*(step.plans for step in self._steps)))
         computing = compose is not None or any(step.computes for step in self._steps)
         idle = not computing and bool(self._requests or self._loading or self.busy)
+        if self._fair_steps is not None:
+            self._fair_steps.begin(self._states.values(), output.total_num_scheduled_tokens)
         transfers, purges = self._transfers.take_queued()
         jobs = StepJobs(self._loads, self._copies, compose, transfers, purges, self._inquiries, idle)
         self._loads, self._copies, self._inquiries = [], [], []

@@ -13,8 +13,6 @@ import httpx
 import psutil
 
 from loadtest.errors import StackNotReady
-from loadtest.reporting.run_facts import machine
-from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 from ragtree_lab.fuzz.campaign import AFTERMATH_S, Campaign, Trace
 from ragtree_lab.fuzz.drawing import Drawing
 from ragtree_lab.fuzz.fuzz_report import FuzzReport, Judged
@@ -22,9 +20,12 @@ from ragtree_lab.fuzz.fuzzed_stack import JUDGED_TENANT, Keys
 from ragtree_lab.fuzz.inputs.questions import COLLECTION
 from ragtree_lab.fuzz.judge import Judge
 from ragtree_lab.fuzz.keeper import Keeper
+from ragtree_lab.fuzz.lateness import Lateness
 from ragtree_lab.fuzz.sender import Sender
 from ragtree_lab.fuzz.sources import LANES, Lane, strategies
 from ragtree_lab.fuzz.watcher import Watcher
+from loadtest.reporting.run_facts import machine
+from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 
 _log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
@@ -75,10 +76,11 @@ class FuzzRun:
             await self._furnish()
             await self._judge.learn()
             await drawing.ready()
-            sender = Sender(self._url, self._keys.of_callers)
+            lateness = Lateness()
+            sender = Sender(self._url, self._keys.of_callers, lateness)
             campaign = Campaign(drawing, sender, self._watcher, self._judge, self._keeper, self._trace)
             begun = time.monotonic()
-            await self._attack(campaign)
+            await self._attack(campaign, lateness)
             seconds = time.monotonic() - begun
             # Whoever interrupts it does not want to wait for what is left to see.
             drained_s, upload_s = (None, None) if self._interrupted else await self._afterwards()
@@ -96,10 +98,10 @@ class FuzzRun:
         await self._judge.inspect()
         return drained_s, await self._judge.upload()
 
-    async def _attack(self, campaign: Campaign) -> None:
+    async def _attack(self, campaign: Campaign, lateness: Lateness) -> None:
         settings = self._settings
         attack = asyncio.create_task(campaign.attack(settings.lanes, settings.seconds, settings.pause_s, settings.most))
-        progress = asyncio.create_task(self._tell(campaign))
+        beside = [asyncio.create_task(self._tell(campaign)), asyncio.create_task(lateness.watch())]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt, attack)
@@ -107,7 +109,8 @@ class FuzzRun:
             with suppress(asyncio.CancelledError):
                 await attack
         finally:
-            progress.cancel()
+            for task in beside:
+                task.cancel()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             # asyncio leaves SIGTERM to the kernel, which would leave the stack behind.

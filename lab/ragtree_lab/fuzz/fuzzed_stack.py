@@ -8,7 +8,7 @@ from ragtree_lab.fuzz.requests import Caller
 from ragtree_lab.stack_process import StackProcess
 
 JUDGED_TENANT = "judged"
-STRANGERS_LIMITS = {"concurrent_queries": 2, "concurrent_uploads": 3, "tokens_per_minute": 60_000}
+STRANGERS_LIMITS = {"concurrent_queries": 2, "concurrent_uploads": 6, "tokens_per_minute": 60_000}
 """What an operator would grant callers he does not know (docs/limits.md). Requests are not limited, to try many."""
 
 

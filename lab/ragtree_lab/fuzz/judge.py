@@ -47,7 +47,9 @@ class Judge:
 
     def __init__(self, url: str, key: str, seed: int, harmed: Callable[[str], None]) -> None:
         headers = {"Authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S)
+        # Each question has a new connection: one that waits may be closed by the server when it is needed.
+        unshared = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, limits=unshared)
         self._corpus = SyntheticCorpus(_DOCUMENTS, _WORDS, seed)
         self._collection = f"judged-{seed}"
         self._inbox = f"{self._collection}-inbox"
@@ -187,7 +189,7 @@ class Judge:
                         reader.feed(chunk, time.monotonic())
                     wrong = reader.failure()
         except httpx.HTTPError as error:
-            wrong = f"no whole answer: {type(error).__name__}"
+            wrong = f"no whole answer, {type(error).__name__}: {error}"
         asked = Asked(begun, reader.ttft, time.monotonic() - begun, wrong)
         reply = Reply(reader.text, tuple(reader.sources), tuple(reader.cited))
         return asked, reply if wrong is None else None

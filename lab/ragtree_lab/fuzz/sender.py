@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from ragtree_lab.fuzz.lateness import Lateness
 from ragtree_lab.fuzz.requests import Caller, Request
 
 _RESET = struct.pack("ii", 1, 0)
@@ -46,27 +47,37 @@ class Answer(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a request. Times are on the machine's monotonic clock."""
+    """What became of a request. Times are on the machine's monotonic clock.
+
+    Of the time from its beginning to its end, the client itself was ``late_s`` late.
+    """
 
     end: End
     answers: tuple[Answer, ...]
     begun: float
     ended: float
+    late_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
-        return self.ended - self.begun
+        """How long it took the stack."""
+        return self.ended - self.begun - self.late_s
 
 
 class Sender:
-    """Sends requests to the stack at ``url`` with the callers' ``keys``. An answer may take ``timeout_s``."""
+    """Sends requests to the stack at ``url`` with the callers' ``keys``. An answer may take ``timeout_s``.
 
-    def __init__(self, url: str, keys: Mapping[Caller, str], timeout_s: float = 120.0) -> None:
+    ``lateness`` says how late this client is, if it is watched.
+    """
+
+    def __init__(
+        self, url: str, keys: Mapping[Caller, str], lateness: Lateness | None = None, timeout_s: float = 120.0
+    ) -> None:
         address = urlsplit(url)
         self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
         self._keys = keys
         self._timeout_s = timeout_s
+        self._lateness = lateness or Lateness()
 
     async def send(self, request: Request) -> Outcome:
         """Send one request and return what became of it. Raises nothing that the stack can cause."""
@@ -81,7 +92,8 @@ class Sender:
             async with asyncio.timeout(patience):
                 end = await self._exchange(request, received)
         ended = time.monotonic()
-        return Outcome(end, parsed(bytes(received), request.method), begun, ended)
+        late_s = self._lateness.between(begun, ended)
+        return Outcome(end, parsed(bytes(received), request.method), begun, ended, late_s)
 
     async def _exchange(self, request: Request, received: bytearray) -> End:
         try:

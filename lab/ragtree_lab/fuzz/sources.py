@@ -26,7 +26,7 @@ LANES = (
     Lane("questions", ("sampling", "schemas", "conversations", "choices", "leaving", "sampling", "bursts"), 2),
     Lane("surface", ("surface", "names", "pages", "json", "administration", "searches", "embeddings", "surface"), 3),
     Lane("documents", ("documents", "repeats"), 1),
-    Lane("files", ("files",), 3),
+    Lane("files", ("files",), 6),
     Lane("wire", ("wire",), 6),
 )
 """As many questions at once as the stranger's key may have under way, so that few of them are refused for that."""

@@ -14,6 +14,8 @@ _DEFECTS = re.compile(rb'"code":\s*"(internal_error|engine_died)"')
 _ERROR_FIELDS = {"message", "type", "param", "code"}
 _REFUSALS = {429, 503}
 _LEAST_ERROR, _LEAST_SERVER_ERROR = 400, 500
+_HEAD_S = 8.0
+"""A client that was so late may have sent its request's head too late: it has to arrive within 10 s."""
 
 
 def faults(request: Request, outcome: Outcome) -> Iterator[str]:
@@ -30,7 +32,8 @@ def faults(request: Request, outcome: Outcome) -> Iterator[str]:
     if outcome.end not in (End.ANSWERED, End.CLOSED):
         yield f"the connection ended {outcome.end}" if outcome.end is not End.REFUSED else "no connection"
     elif not outcome.answers:
-        yield "the connection was closed without an answer"
+        if outcome.late_s < _HEAD_S:
+            yield "the connection was closed without an answer"
     elif not outcome.answers[-1].whole:
         yield f"an answer (HTTP {outcome.answers[-1].status}) was cut off"
 

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from stub_stack import stub_stack
 from ragtree_lab.fuzz.campaign import Campaign, Trace
 from ragtree_lab.fuzz.judge import Judge
 from ragtree_lab.fuzz.keeper import Keeper, kept
+from ragtree_lab.fuzz.lateness import Lateness
 from ragtree_lab.fuzz.replay import Replay
 from ragtree_lab.fuzz.requests import Caller, Drawn, Piece, Request, call, one
 from ragtree_lab.fuzz.sender import Answer, End, Outcome, Sender, parsed
@@ -41,8 +43,8 @@ class FixedDrawing:
             yield Drawn(source=source, seed=1, number=number, input=self._given)
 
 
-def outcome(*answers, end=End.CLOSED, seconds=0.1):
-    return Outcome(end, answers, 10.0, 10.0 + seconds)
+def outcome(*answers, end=End.CLOSED, seconds=0.1, late_s=0.0):
+    return Outcome(end, answers, 10.0, 10.0 + seconds, late_s)
 
 
 def answer(status, body=ERROR % b"x", whole=True, **headers):
@@ -84,6 +86,28 @@ def test_what_must_not_happen_is_a_fault(given, fault):
 )
 def test_answers_and_refusals_are_no_faults(given):
     assert list(faults(POLITE, given)) == []
+
+
+def test_the_stack_is_not_blamed_for_a_late_client():
+    assert list(faults(POLITE, outcome(seconds=10.2, late_s=1.0))) == ["the connection was closed without an answer"]
+    assert list(faults(POLITE, outcome(seconds=10.2, late_s=10.0))) == []
+    refusal = answer(404)
+    assert list(faults(POLITE, outcome(refusal, seconds=11.0))) == ["a refusal (HTTP 404) took over 10 s"]
+    assert list(faults(POLITE, outcome(refusal, seconds=11.0, late_s=2.0))) == []
+
+
+async def test_lateness_is_what_a_loop_was_held():
+    lateness = Lateness()
+    watching = asyncio.create_task(lateness.watch())
+    await asyncio.sleep(0)
+    begun = time.monotonic()
+    time.sleep(1.5)  # noqa: ASYNC251 - the loop is held on purpose
+    held = time.monotonic()
+    await asyncio.sleep(0.25)
+    watching.cancel()
+    assert 1.0 < lateness.between(begun, held) <= held - begun
+    assert lateness.between(begun, begun + 0.7) == pytest.approx(0.5, abs=0.1)
+    assert lateness.between(held + 1, held + 2) == 0
 
 
 def test_nothing_but_a_server_error_is_wrong_with_the_answer_to_garbage():
