@@ -149,7 +149,7 @@ class Dispatcher:
             grant.dropped_branches = self._branches.keep(
                 scheduled.instance, request.namespace, request.branches, behind
             )
-        self.began(grant)
+        self.note_writes(grant)
         return grant
 
     def _make_way(self, scheduled: ScheduledRequest) -> list[str]:
@@ -161,11 +161,11 @@ class Dispatcher:
             self._tree.grants.make_way(guess.grant)
         return ends
 
-    def began(self, batch: MoveBatch) -> None:
+    def note_writes(self, batch: MoveBatch) -> None:
         """Reprioritise the requests that find a copy now because their instance has begun to write it."""
         if len(self._instances.states) > 1 and self._lookahead:
             for copy in batch.writes:
-                self.gained(copy.node.key)
+                self.reprioritise_for(copy.node.key)
 
     def start_next(self, instance: str, now: float) -> list[Grant]:
         """Start the requests whose turn it is on an instance; their grants."""
@@ -181,7 +181,7 @@ class Dispatcher:
             grants.append(grant)
         return grants
 
-    def gained(self, uppermost: bytes | None) -> None:
+    def reprioritise_for(self, uppermost: bytes | None) -> None:
         """Reprioritise the requests that need a node with a new copy, by its key.
 
         A request that needs any node of a path needs the path's uppermost node.
@@ -191,7 +191,7 @@ class Dispatcher:
                 queue = self._instances.states[self._book.requests[query_id].instance].queue
                 queue.reprioritise(query_id, self._book.work(query_id))
 
-    def gained_branches(self, instance: str, namespace: str) -> None:
+    def reprioritise_for_branches(self, instance: str, namespace: str) -> None:
         """Reprioritise the requests of a namespace that may find branches which their instance has just computed."""
         queue = self._instances.states[instance].queue
         for query_id in queue:

@@ -109,10 +109,10 @@ class Scheduler:
         """
         scheduled = self.book.running(query_id)
         assert scheduled.grant is not None
-        self._dispatcher.gained(self.tree.grants.prefilled(scheduled.grant, lost))
+        self._dispatcher.reprioritise_for(self.tree.grants.prefilled(scheduled.grant, lost))
         request = scheduled.request
         if request.branches:
-            self._dispatcher.gained_branches(scheduled.instance, request.namespace)
+            self._dispatcher.reprioritise_for_branches(scheduled.instance, request.namespace)
         self.instances.states[scheduled.instance].leave_step(scheduled)
         return self._dispatcher.start_next(scheduled.instance, now)
 
@@ -138,7 +138,7 @@ class Scheduler:
             self.book.reconsider(self._lookahead.leave(query_id))
         else:
             for key in self.tree.grants.complete(scheduled.grant, kept, lost, unwritten):
-                self._dispatcher.gained(key)
+                self._dispatcher.reprioritise_for(key)
             state.leave_step(scheduled)
             if not kept:
                 self.branches.take_back(scheduled.instance, scheduled.request.branches)
@@ -155,13 +155,13 @@ class Scheduler:
         batch = MoveBatch(instance)
         self.tree.tiers.take_moves(batch)
         self.tree.tiers.send(batch)
-        self._dispatcher.began(batch)
+        self._dispatcher.note_writes(batch)
         return batch
 
     def delivered(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]]) -> None:
         """Note that an instance has carried out moves outside of any plan, but for the copies ``unwritten``."""
         for key in self.tree.tiers.confirm(batch, unwritten, self.tree.grants.tick):
-            self._dispatcher.gained(key)
+            self._dispatcher.reprioritise_for(key)
 
     def handover_in(self, query_id: str) -> float | None:
         """Seconds from the start of a prefill until its part of the step may be handed over; None if it may not.

@@ -78,7 +78,7 @@ class MovesUnderWay:
                     confirmed.append(node.key)
         return confirmed
 
-    def doubt(self, batch: MoveBatch) -> None:
+    def ask_for_copies(self, batch: MoveBatch) -> None:
         """End a batch that may still be carried out. Its instance is asked for the copies, behind all its moves."""
         deleted = [move for move in batch.moves if self._deleting.get((move.node, move.location)) is batch]
         if self._end(batch):

@@ -215,7 +215,7 @@ class GrantBook:
             if not grant.prefilled:
                 self._tiers.return_moves(grant, grant.tick)
             elif unwritten is None:
-                self._tiers.under_way.doubt(grant)
+                self._tiers.under_way.ask_for_copies(grant)
             else:
                 gained += self._tiers.confirm(grant, unwritten, self.tick)
         grant.completed = True

@@ -68,7 +68,7 @@ class QueryContext:
                 query.messages,
                 found.docs,
                 query.sampling.max_tokens,
-                paths=query.told(found),
+                paths=query.prompt_paths(found),
                 budget=query.budget,
             )
         except QuestionTooLong as error:

@@ -63,10 +63,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             found=msgspec.structs.replace(found, elapsed_ms=0.0),
         )
 
-    def told(self, found: CandidateSet) -> tuple[Path, ...]:
+    def prompt_paths(self, found: CandidateSet) -> tuple[Path, ...]:
         """The paths that its prompt may tell of those that were ``found``."""
         return () if found.graph is None or self.budget.without_paths else found.graph.paths
 
-    def blamed(self, error: InvalidRequest) -> InvalidRequest:
+    def in_callers_words(self, error: InvalidRequest) -> InvalidRequest:
         """The error with the request's own name of the schema, if that is to blame."""
         return InvalidRequest(error.message, self.schema_field) if error.param == "json_schema" else error

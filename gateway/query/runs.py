@@ -95,7 +95,7 @@ class QueryRun:
                 if isinstance(event, self._starts):
                     self._startable.set()
         except InvalidRequest as error:
-            self.error = self.transcript.query.blamed(error)
+            self.error = self.transcript.query.in_callers_words(error)
         except RagtreeError as error:
             self.error = error
         except Exception:

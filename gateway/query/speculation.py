@@ -72,7 +72,7 @@ class Speculation:
             # The prompt does not depend on their rank, or the guess's order is as good.
             documents.sort()
         # A guess on the same documents without these facts, or with others, is another prompt.
-        documents += [path.text for path in self._context.query.told(found)]
+        documents += [path.text for path in self._context.query.prompt_paths(found)]
         if self._newest is None or self._newest[1] != documents:
             self._since = found.stage
         self._newest = found, documents

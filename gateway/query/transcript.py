@@ -142,7 +142,7 @@ class Transcript:
         self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
         self._missing_shards = found.missing_shards
         self._reranking = found.reranking
-        told = self.query.told(found)
+        told = self.query.prompt_paths(found)
         self._told = tuple(told[place] for place in prompt.paths)
         # Of the paths, those that the prompt tells: as citations are the results that it contains.
         self._graph = None if found.graph is None else msgspec.structs.replace(found.graph, paths=self._told)

@@ -51,4 +51,4 @@ async def _check(query: Query, gateway: Gateway) -> None:
         try:
             await deadline.wait(gateway.generator.check(query.sampling, query.caller))
         except InvalidRequest as error:
-            raise query.blamed(error) from error
+            raise query.in_callers_words(error) from error

@@ -92,7 +92,7 @@ class Composer:
         """Drop what selectors keep of deleted documents."""
         self._kept.forget(is_deleted)
 
-    def begun(self, prompt: ComposedPrompt, method: str) -> ComposedPrompt:
+    def with_scores(self, prompt: ComposedPrompt, method: str) -> ComposedPrompt:
         """The prompt, whose documents are not in place yet, with what its selector computes beside the engine."""
         selector = self._selectors.get(method)
         return prompt if selector is None else prompt._replace(scores=selector.scores_beside(prompt))

@@ -89,7 +89,7 @@ class Load:
         """The blocks of nodes in the GPU tier that the load reads."""
         return [copy.source for copy in self.copies] + [block for donor in self.donors for block in donor.blocks]
 
-    def apart(self) -> "tuple[Load, list[Load]]":
+    def near_and_far(self) -> "tuple[Load, list[Load]]":
         """What is read at this location, with all copies, and what is read at each other one."""
         near = replace(
             self,

@@ -15,7 +15,7 @@ from gateway.routes.responses import json_response
 from gateway.routes.sse import response_frames
 from gateway.wire.openai.response_body import ResponseBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
-from gateway.wire.openai.response_object import ResponseObject, begun, ended
+from gateway.wire.openai.response_object import ResponseObject, response_in_progress, ended
 from gateway.wire.openapi import errors, event_stream, json_reply
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
@@ -44,4 +44,4 @@ async def respond(
     if body.stream:
         return await streamed(run, response_frames(run, ResponseEvents(body, *accepted)), request, gateway)
     reply = await while_connected(request, run, run.reply())
-    return json_response(ended(begun(body, *accepted), reply))
+    return json_response(ended(response_in_progress(body, *accepted), reply))

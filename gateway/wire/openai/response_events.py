@@ -28,7 +28,7 @@ from gateway.wire.openai.response_object import (
     OutputMessage,
     OutputText,
     ResponseObject,
-    begun,
+    response_in_progress,
     ended,
     failed,
     file_citation,
@@ -162,7 +162,7 @@ class ResponseEvents:
     """Converts a query's events into those of its response."""
 
     def __init__(self, body: ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int) -> None:
-        self._response = begun(body, sampling, query_id, model, created_at)
+        self._response = response_in_progress(body, sampling, query_id, model, created_at)
         self._message = OutputMessage(id=message_id(query_id), status="in_progress")
         self._sequence = 0
         self._annotations = 0

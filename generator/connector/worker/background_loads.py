@@ -62,7 +62,7 @@ class BackgroundLoads:
 
     def start(self, load: Load) -> None:
         """Start a load."""
-        near, far = load.apart()
+        near, far = load.near_and_far()
         near, stored = self._stored_apart(near)
         away = [share for part in far for share in part.split(self._threads)]
         asked = self._split_stored(stored) if stored.pieces or stored.donors else []

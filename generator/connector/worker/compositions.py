@@ -72,7 +72,7 @@ class Compositions:
             self._composer.deletions,
         )
         if composition.recompute is not None:
-            prompt = self._composer.begun(prompt, composition.recompute.method)
+            prompt = self._composer.with_scores(prompt, composition.recompute.method)
         self._expected[request_id] = prompt
         if self._trees is not None:
             self._deletions[request_id] = self._trees.deletions

@@ -124,7 +124,7 @@ def test_a_node_at_a_peer_is_loaded_in_the_background():
     assert list(state.copies_offered()) == [("k0", Tier.GPU)]
     load = state.load_of({"k0": (1,)})
     assert load.pieces == (Piece("k1", Tier.HOST, 0, (101, 102), PEER.pages, PEER),)
-    near, far = load.apart()
+    near, far = load.near_and_far()
     assert (near.pieces, near.copies) == ((), (BlockCopy(1, 100),))
     assert [(part.pieces, part.copies) for part in far] == [(load.pieces, ())]
     state.accepted(12)
@@ -135,7 +135,7 @@ def test_each_location_is_read_apart():
     other = msgspec.structs.replace(PEER, location="further")
     pieces = [Piece(key, Tier.HOST, 0, (1,), peer=peer) for key, peer in (("a", PEER), ("b", other), ("c", PEER))]
     donor = DonorPages("d", ("n", "c"), Tier.HOST, 0, 4, 8, peer=other)
-    near, far = Load("q", tuple(pieces), donors=(donor,)).apart()
+    near, far = Load("q", tuple(pieces), donors=(donor,)).near_and_far()
     assert (near.pieces, near.donors) == ((), ())
     assert [([piece.key for piece in part.pieces], [each.key for each in part.donors]) for part in far] == [
         (["a", "c"], []),
