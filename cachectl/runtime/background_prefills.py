@@ -18,7 +18,7 @@ from protocol.tiers import Tier
 _log = structlog.get_logger(__name__)
 
 
-class Outcome(NamedTuple):
+class EndedPrefill(NamedTuple):
     """How a prefill ended: its result, if any of it is kept, and the copies that turned out to be missing.
 
     These are ``lost`` at the instance's own location, and ``at_peers`` at others, by location.
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
         return not self.failed and (self.prefill is None or self.prefill.prompt_tokens < plan.prompt.token_count)
 
 
-_FAILED = Outcome(None, [], {}, failed=True)
+_FAILED = EndedPrefill(None, [], {}, failed=True)
 
 
 class BackgroundPrefills:
@@ -52,15 +52,15 @@ class BackgroundPrefills:
         self._leases = leases
         self._executor = executor
         self._peer_reads = peer_reads
-        self._running: set[asyncio.Task[Outcome]] = set()
+        self._running: set[asyncio.Task[EndedPrefill]] = set()
 
-    def start(self, plan: PrefillPlan, ended: Callable[[Outcome], None]) -> asyncio.Task[Outcome]:
+    def start(self, plan: PrefillPlan, ended: Callable[[EndedPrefill], None]) -> asyncio.Task[EndedPrefill]:
         """Start a plan; cancelling the task ends it. ``ended`` is called at the end, once its lease is completed."""
         task = asyncio.get_running_loop().create_task(self._prefill(plan))
         self._running.add(task)
 
         # A callback, because a task that is cancelled before its first step runs none of its code.
-        def complete(task: asyncio.Task[Outcome]) -> None:
+        def complete(task: asyncio.Task[EndedPrefill]) -> None:
             outcome = _FAILED if task.cancelled() else task.result()
             if outcome.prefill is not None:
                 # Before others are planned.
@@ -82,11 +82,11 @@ class BackgroundPrefills:
         while self._running:
             await asyncio.wait(set(self._running))
 
-    async def _prefill(self, plan: PrefillPlan) -> Outcome:
+    async def _prefill(self, plan: PrefillPlan) -> EndedPrefill:
         try:
             prefill = await self._executor.prefill(plan)
             lost = prefill.lost if prefill is not None else ()
-            return Outcome(prefill, lost_copies(lost), lost_at_peers(lost))
+            return EndedPrefill(prefill, lost_copies(lost), lost_at_peers(lost))
         except RagtreeError as error:
             _log.warning("a background prefill failed", plan_id=plan.query_id, error=str(error))
         except Exception:

@@ -15,7 +15,7 @@ from itertools import count
 import msgspec
 import structlog
 
-from cachectl.runtime.background_prefills import BackgroundPrefills, Outcome
+from cachectl.runtime.background_prefills import BackgroundPrefills, EndedPrefill
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.plan_builder import PlanBuilder
@@ -56,12 +56,12 @@ class Prefetcher:
         self._numbers = count(1)
         # In the order in which they became overdue.
         self._overdue: dict[str, AdmissionRequest] = {}
-        self._running: dict[str, asyncio.Task[Outcome]] = {}
+        self._running: dict[str, asyncio.Task[EndedPrefill]] = {}
         # The waiting requests that were offered to a KV generator, and those for which one works.
         self._offered: set[str] = set()
         self._generating: set[str] = set()
         # The waiting requests that something is loaded for, and how many documents were loaded for each so far.
-        self._loading: dict[str, asyncio.Task[Outcome]] = {}
+        self._loading: dict[str, asyncio.Task[EndedPrefill]] = {}
         self._loaded: dict[str, int] = {}
         self.prefetched_tokens = 0
         self.generated_tokens = 0
@@ -174,7 +174,7 @@ class Prefetcher:
             self._loading[request.query_id] = self._prefills.start(plan, partial(self._load_ended, request))
         return False
 
-    def _load_ended(self, request: AdmissionRequest, outcome: Outcome) -> None:
+    def _load_ended(self, request: AdmissionRequest, outcome: EndedPrefill) -> None:
         del self._loading[request.query_id]
         self.prefetched_tokens += outcome.prepared_tokens
         self.start()
@@ -195,7 +195,7 @@ class Prefetcher:
         plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
         return msgspec.structs.replace(request, query_id=plan_id, prompt=prompt, reuse=Reuse.EXACT)
 
-    def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: Outcome) -> None:
+    def _ended(self, request: AdmissionRequest, plan: PrefillPlan, outcome: EndedPrefill) -> None:
         del self._running[request.query_id]
         self.prefetched_tokens += outcome.prepared_tokens
         if request.query_id in self._generating:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from examine.composing.tasks import Asked
+from examine.composing.tasks import Probe
 from examine.measuring.agreement import agreement
 from examine.measuring.engines import Generation
 from examine.measuring.statistics import grouped_bootstrap_interval
@@ -72,7 +72,7 @@ class ComposeResult(msgspec.Struct, frozen=True):
 class Answered(NamedTuple):
     """What was asked about the same chunks, and the answers after full prefills and after another way to prefill."""
 
-    asked: Sequence[Asked]
+    asked: Sequence[Probe]
     full: Sequence[Generation]
     came: Sequence[Generation]
 
@@ -104,5 +104,5 @@ def row_of(model: str, name: str, way: Way, answered: Sequence[Answered]) -> Com
     )
 
 
-def _scores(asked: Sequence[Asked], answers: Sequence[Generation]) -> list[float]:
+def _scores(asked: Sequence[Probe], answers: Sequence[Generation]) -> list[float]:
     return [one.score(one.opening + answer.text, one.answers) for one, answer in zip(asked, answers, strict=True)]

@@ -25,7 +25,7 @@ _TOKENS_PER_CODE = 12
 Score: TypeAlias = Callable[[str, Sequence[str]], float]
 
 
-class Asked(NamedTuple):
+class Probe(NamedTuple):
     """A question whose answer begins with ``opening``, which the prompt has already.
 
     ``score`` compares an answer with the right ``answers``, from 0 to 1.
@@ -43,14 +43,14 @@ class Task(NamedTuple):
 
     chunks: tuple[str, ...]
     neighbour: str
-    asked: tuple[Asked, ...]
+    asked: tuple[Probe, ...]
 
 
 class _Needles(NamedTuple):
     """Sentences to hide, and questions about them."""
 
     sentences: list[str]
-    asked: tuple[Asked, ...]
+    asked: tuple[Probe, ...]
 
 
 def share_found(answer: str, right: Sequence[str]) -> float:
@@ -114,8 +114,8 @@ def _two_hop(draws: random.Random, chunks: int) -> _Needles:
     )
 
 
-def _asked(question: str, opening: str, *codes: str, hops: int = 1) -> Asked:
-    return Asked(question, opening, codes, share_found, _TOKENS_PER_CODE * len(codes) * hops)
+def _asked(question: str, opening: str, *codes: str, hops: int = 1) -> Probe:
+    return Probe(question, opening, codes, share_found, _TOKENS_PER_CODE * len(codes) * hops)
 
 
 NEEDLES: Mapping[str, Callable[[random.Random, int], _Needles]] = MappingProxyType(

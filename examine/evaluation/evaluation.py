@@ -23,7 +23,7 @@ Clear = Callable[[], object]
 """Empties the stack's cache."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluationSubject(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked of which stack. ``sha256`` is the file's. Options are None if they were left to the stack.
 
     ``cleared`` says whether the cache was emptied before each mode, and the modes followed each other.
@@ -56,7 +56,7 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
     ``differences`` are those of composed answers from exact ones, if both were asked for.
     """
 
-    asked: Asked
+    asked: EvaluationSubject
     complete: bool
     models: tuple[str, ...]
     modes: dict[str, ModeSummary]
@@ -80,7 +80,7 @@ class Evaluation:
         self,
         asker: Asker,
         modes: Sequence[Mode],
-        asked: Asked,
+        asked: EvaluationSubject,
         folder: ReportFolder | None,
         progress: Progress,
         clear: Clear | None = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from examine.composing.rows import Answered, ComposeRow, Way, row_of
-from examine.composing.tasks import Asked
+from examine.composing.tasks import Probe
 from examine.gate.fact_probes import FACTS, FactTask, fact_tasks
 from examine.gate.facts import Facts, FactsPrompt
 from examine.gate.verdict import decided, verdict
@@ -102,7 +102,7 @@ class FactExamination:
         )
         return Answered(task.asked, answers[: len(prompts)], answers[len(prompts) :])
 
-    def _opened(self, asked: Asked, task: FactTask) -> Prompt:
+    def _opened(self, asked: Probe, task: FactTask) -> Prompt:
         """The prompt of a question about a task's facts whose answer has begun."""
         opening = self._tokenizer.encode(asked.opening)
         prompt = self._layout.lay_out(

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from examine.composing.hidden_codes import PROJECTS
-from examine.composing.tasks import Asked, share_found
+from examine.composing.tasks import Probe, share_found
 from protocol.graph import Path, Source
 
 _PROJECTS = 8
@@ -27,7 +27,7 @@ class FactTask(NamedTuple):
     """Questions over the same ``paths``."""
 
     paths: tuple[Path, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[Probe, ...]
 
 
 def fact_tasks(kind: str, seed: int) -> Iterator[FactTask]:
@@ -84,8 +84,8 @@ FACTS: Mapping[str, Callable[[random.Random], FactTask]] = MappingProxyType(
 """Kinds of questions: about a root's own facts, and about the second step of a path that the answer begins with."""
 
 
-def _asked(question: str, opening: str, code: str) -> Asked:
-    return Asked(question, opening, (code,), share_found, _CODE_TOKENS)
+def _asked(question: str, opening: str, code: str) -> Probe:
+    return Probe(question, opening, (code,), share_found, _CODE_TOKENS)
 
 
 def _path(*parts: str) -> Path:

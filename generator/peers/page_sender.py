@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.stream import Stream
-from generator.peers.wire import REQUESTS, Head, Outcome, ReadRequest, Status, encode_head, framed
+from generator.peers.wire import REQUESTS, Head, ReplyEnd, ReadRequest, Status, encode_head, framed
 from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, TierUnavailable
 from protocol.tiers import Tier
 
@@ -40,31 +40,31 @@ class PageSender:
             outcome = self._answer(request)
             self._send([encode_head(Head.CLOSING), framed(outcome)])
 
-    def _answer(self, request: ReadRequest) -> Outcome:
+    def _answer(self, request: ReadRequest) -> ReplyEnd:
         """Send the pages, and return how that ended."""
         tier = self._tiers.get(request.tier)
         if tier is None:
-            return Outcome(Status.MISSING, detail=f"{request.node} cannot be read: there is no {request.tier} tier")
+            return ReplyEnd(Status.MISSING, detail=f"{request.node} cannot be read: there is no {request.tier} tier")
         try:
             with tier.reading(request.node, request.pages) as reader:
                 return self._send_pages(reader, request)
         except KvMissing as missing:
-            return Outcome(Status.MISSING, detail=_short(missing))
+            return ReplyEnd(Status.MISSING, detail=_short(missing))
         except KvBroken as broken:
-            return Outcome(Status.BROKEN, broken.damage, _short(broken))
+            return ReplyEnd(Status.BROKEN, broken.damage, _short(broken))
         except TierUnavailable as silent:
             # Nothing is known about the copy. The peer takes a cut connection for that.
             raise PeerUnreachable(Reason.CUT, _short(silent)) from silent
 
-    def _send_pages(self, reader: PageReader, request: ReadRequest) -> Outcome:
+    def _send_pages(self, reader: PageReader, request: ReadRequest) -> ReplyEnd:
         # Page by page, because a page is valid only until the next one is read.
         for index in range(request.first, request.first + request.count):
             try:
                 page = reader.page(index)
             except IndexError as error:
-                return Outcome(Status.NO_SUCH_PAGE, detail=_short(error))
+                return ReplyEnd(Status.NO_SUCH_PAGE, detail=_short(error))
             self._send([encode_head(Head.PAGE, xxh3_64_intdigest(page.data)), page.data])
-        return Outcome(Status.OK)
+        return ReplyEnd(Status.OK)
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         self._stream.send(buffers, time.monotonic() + self._stalled_s)

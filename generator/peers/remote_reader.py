@@ -6,7 +6,7 @@ from typing import NamedTuple
 from generator.peers.connection_pool import ConnectionPool, Reply
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.page_rooms import BlockRooms, PageRooms
-from generator.peers.wire import OUTCOMES, Head, Outcome, ReadRequest, Status, decode_head, framed
+from generator.peers.wire import OUTCOMES, Head, ReplyEnd, ReadRequest, Status, decode_head, framed
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
 from protocol.kv import Pages
 from protocol.tiers import Tier
@@ -62,7 +62,7 @@ class RemoteReader:
             case Status.NO_SUCH_PAGE:
                 raise IndexError(detail)
 
-    def _receive(self, reply: Reply, count: int, rooms: PageRooms) -> Outcome:
+    def _receive(self, reply: Reply, count: int, rooms: PageRooms) -> ReplyEnd:
         """Receive a whole reply, and verify the pages' checksums. An outcome that is ``ok`` has had all pages."""
         head, stream = reply
         for position in range(count):

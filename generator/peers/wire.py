@@ -7,10 +7,10 @@
 Then, for every read:
 
     client  ReadRequest
-    server  page head, page, page head, page, ..., closing head, Outcome
+    server  page head, page, page head, page, ..., closing head, ReplyEnd
 
 A message is its length in 4 bytes, big-endian, and a msgpack map. A head has ``HEAD_BYTES`` bytes: whether a page
-follows, and the page's checksum. Pages are raw bytes. The client believes none before an Outcome that is ``ok``.
+follows, and the page's checksum. Pages are raw bytes. The client believes none before an ReplyEnd that is ``ok``.
 """
 
 import struct
@@ -40,7 +40,7 @@ NodeKey = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{1,256}\Z")]
 
 
 class Head(IntEnum):
-    """What follows a head: a page, or the reply's Outcome."""
+    """What follows a head: a page, or the reply's ReplyEnd."""
 
     PAGE = 1
     CLOSING = 2
@@ -114,7 +114,7 @@ class ReadRequest(msgspec.Struct, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ReplyEnd(msgspec.Struct, frozen=True):
     """The end of a reply. If it is ``ok``, the copy has not changed while its pages were sent.
 
     ``damage`` is set if the copy is broken. ``detail`` says what is wrong.
@@ -129,7 +129,7 @@ OPENINGS: msgspec.msgpack.Decoder[Greeting | Refusal] = msgspec.msgpack.Decoder(
 INTRODUCTIONS: msgspec.msgpack.Decoder[Introduction] = msgspec.msgpack.Decoder(Introduction)
 ADMISSIONS: msgspec.msgpack.Decoder[Welcome | Refusal] = msgspec.msgpack.Decoder(Welcome | Refusal)
 REQUESTS: msgspec.msgpack.Decoder[ReadRequest] = msgspec.msgpack.Decoder(ReadRequest)
-OUTCOMES: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
+OUTCOMES: msgspec.msgpack.Decoder[ReplyEnd] = msgspec.msgpack.Decoder(ReplyEnd)
 
 
 def framed(message: msgspec.Struct) -> bytes:

@@ -20,7 +20,7 @@ from examine.measuring.progress import Progress
 from examine.measuring.rankings import mean_recall_and_gain
 from protocol.errors import ConfigError
 from protocol.retrieval import SearchKind
-from ragtree_lab.measuring.searches import Asked, ask_in_turn, search_of
+from ragtree_lab.measuring.searches import SearchTimes, ask_in_turn, search_of
 from ragtree_lab.workloads.corpus_store import ingest_corpus
 from ragtree_lab.workloads.datasets import Dataset, draw_with_gold
 from retriever.build import build_retriever
@@ -67,7 +67,7 @@ class IngestionBenchmark:
         """
         asked = draw_with_gold(dataset, sample, seed)
         speeds: dict[str, list[float]] = {dtype: [] for dtype in self._settings}
-        answers: dict[str, Asked] = {}
+        answers: dict[str, SearchTimes] = {}
         documents = 0
         for number in range(rounds):
             for dtype in list(self._settings)[:: -1 if number % 2 else 1]:

@@ -84,7 +84,7 @@ def evaluate(
     Ctrl-C keeps what was measured. The exit code is 0 only if a question was answered.
     """
     from examine.evaluation.asking import Asker
-    from examine.evaluation.evaluation import Asked, Evaluation
+    from examine.evaluation.evaluation import EvaluationSubject, Evaluation
     from examine.evaluation.question_file import read_questions
     from examine.report_folder import ReportFolder
 
@@ -92,7 +92,7 @@ def evaluate(
     client = connect(url, api_key)
     _require_ready(client)
     folder = None if report is None else ReportFolder(report, "report")
-    asked = Asked(
+    asked = EvaluationSubject(
         url=client.url,
         dataset=dataset.name,
         sha256=_sha256(dataset),

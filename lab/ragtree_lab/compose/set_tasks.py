@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import cycle
 from pathlib import Path
 
-from examine.composing.tasks import CHUNK_CHARACTERS, NEEDLES, Asked, Task, cut, needle_tasks
+from examine.composing.tasks import CHUNK_CHARACTERS, NEEDLES, Probe, Task, cut, needle_tasks
 from examine.measuring.answer_scores import f1
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.datasets import Dataset, Document
@@ -49,7 +49,7 @@ def set_tasks(data: Path, name: str, chunks: int, seed: int) -> Iterator[Task]:
         shown = [documents[one] for one in ids if one in documents]
         neighbour = draws.choice([name for name in names if name not in ids] or names)
         text = f"{question.question}\nAnswer with a few words from the documents."
-        asked = Asked(text, "", question.answers, f1, 16)
+        asked = Probe(text, "", question.answers, f1, 16)
         yield Task(tuple(map(_text, shown)), _text(documents[neighbour]), (asked,))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path as File
 
 import msgspec
 
-from examine.composing.tasks import Asked
+from examine.composing.tasks import Probe
 from examine.gate.fact_probes import FactTask
 from examine.measuring.answer_scores import f1
 from examine.measuring.json_lines import JsonLines
@@ -59,9 +59,9 @@ def read_fact_tasks(file: File) -> list[FactTask]:
 
     Raises ConfigError with the first faulty line, or if the file has no question.
     """
-    found: dict[tuple[Path, ...], list[Asked]] = {}
+    found: dict[tuple[Path, ...], list[Probe]] = {}
     for _, line in JsonLines(file, _Line):
-        asked = Asked(line.question, line.opening, line.answers, f1, MOST_TOKENS)
+        asked = Probe(line.question, line.opening, line.answers, f1, MOST_TOKENS)
         found.setdefault(_paths(line.paths), []).append(asked)
     if not found:
         raise ConfigError(f"{file} has no question", "file")

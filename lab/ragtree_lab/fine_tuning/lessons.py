@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from examine.composing.tasks import Asked
+from examine.composing.tasks import Probe
 from examine.gate.fact_probes import FactTask
 from examine.measuring.answer_scores import f1
 from examine.measuring.opened_prompt import opened
@@ -55,7 +55,7 @@ class Lessons:
             for asked in task.asked:
                 yield self._one(asked, task.paths)
 
-    def _one(self, asked: Asked, paths: Sequence[Path]) -> LaidOut:
+    def _one(self, asked: Probe, paths: Sequence[Path]) -> LaidOut:
         opening = self._tokenizer.encode(asked.opening)
         # Behind an opening, a word begins with its space.
         space = " " if asked.opening and not asked.opening[-1].isspace() else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path as Folder
 from typing import TypeAlias
 
-from examine.composing.tasks import Asked
+from examine.composing.tasks import Probe
 from examine.gate.fact_probes import FactTask
 from examine.gate.facts import Facts
 from examine.measuring.answer_scores import f1, holds_answer
@@ -66,7 +66,7 @@ class SetQuestions:
         answers = sorted(question.answers, key=lambda answer: not any(holds_answer(text, [answer]) for text in gold))
         if not any(holds_answer(text, answers) for text in gold):
             return None
-        asked = Asked(question.question, "", tuple(answers), f1, MOST_TOKENS)
+        asked = Probe(question.question, "", tuple(answers), f1, MOST_TOKENS)
         return Stated(FactTask(told, (asked,)), frozenset(question.gold_doc_ids))
 
 

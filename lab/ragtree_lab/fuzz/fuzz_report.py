@@ -9,7 +9,7 @@ from loadtest.reporting.markdown_table import table
 from loadtest.reporting.run_facts import Machine
 from loadtest.reporting.summary import Spread
 from ragtree_lab.fuzz.fuzzed_stack import STRANGERS_LIMITS
-from ragtree_lab.fuzz.judge import Asked
+from ragtree_lab.fuzz.judge import JudgedQuestion
 
 _MIB = 2**20
 
@@ -26,7 +26,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     upload_s: float | None
 
     @classmethod
-    def of(cls, idle: Sequence[Asked], during: Sequence[Asked], upload_s: float | None) -> "Judged":
+    def of(cls, idle: Sequence[JudgedQuestion], during: Sequence[JudgedQuestion], upload_s: float | None) -> "Judged":
         """Count the judge's questions. Times are those of right answers."""
         wrong: dict[str, int] = {}
         for each in during:
@@ -137,5 +137,5 @@ def _judge_rows(judge: Judged) -> list[list[str]]:
     ]
 
 
-def _ttft(asked: Sequence[Asked]) -> Spread | None:
+def _ttft(asked: Sequence[JudgedQuestion]) -> Spread | None:
     return Spread.of([each.ttft for each in asked if each.ttft is not None])

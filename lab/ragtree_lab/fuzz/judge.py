@@ -25,7 +25,7 @@ _FOREIGN_WORDS = "ledger barrels salt passing file small line"
 """Words of the stranger's documents. A search for them must find the judge's own."""
 
 
-class Asked(NamedTuple):
+class JudgedQuestion(NamedTuple):
     """A known question and what became of it. Times in seconds. ``wrong`` says what was not right."""
 
     at: float
@@ -56,8 +56,8 @@ class Judge:
         self._harmed = harmed
         self._held: set[str] = set()
         self._right: dict[str, set[Reply]] = {}
-        self.idle: list[Asked] = []
-        self.during: list[Asked] = []
+        self.idle: list[JudgedQuestion] = []
+        self.during: list[JudgedQuestion] = []
 
     @property
     def questions(self) -> Sequence[str]:
@@ -97,7 +97,7 @@ class Judge:
                 await self.inspect()
             await asyncio.sleep(pause_s)
 
-    async def ask(self, question: str) -> Asked:
+    async def ask(self, question: str) -> JudgedQuestion:
         """Ask one known question, and say so if its answer is not right."""
         asked, reply = await self._ask(question)
         if reply is not None and (wrong := self._difference(question, reply)):
@@ -169,7 +169,7 @@ class Judge:
             return f"another text: {reply.text!r}, not {one.text!r}"
         return f"other citations: {reply.cited}, not {one.cited}"
 
-    async def _ask(self, question: str) -> tuple[Asked, Reply | None]:
+    async def _ask(self, question: str) -> tuple[JudgedQuestion, Reply | None]:
         body = {
             "query": question,
             "collection": self._collection,
@@ -190,7 +190,7 @@ class Judge:
                     wrong = reader.failure()
         except httpx.HTTPError as error:
             wrong = f"no whole answer, {type(error).__name__}: {error}"
-        asked = Asked(begun, reader.ttft, time.monotonic() - begun, wrong)
+        asked = JudgedQuestion(begun, reader.ttft, time.monotonic() - begun, wrong)
         reply = Reply(reader.text, tuple(reader.sources), tuple(reader.cited))
         return asked, reply if wrong is None else None
 

@@ -17,7 +17,7 @@ Search = Callable[[str], Awaitable[Sequence[str]]]
 """Maps a question to the documents of the chunks that it finds, best first; a document may occur several times."""
 
 
-class Asked(NamedTuple):
+class SearchTimes(NamedTuple):
     """What one search finds for each question, and its times in milliseconds."""
 
     found: list[Sequence[str]]
@@ -26,9 +26,9 @@ class Asked(NamedTuple):
 
 async def ask_in_turn(
     questions: Sequence[Question], searches: Mapping[str, Search], progress: Progress
-) -> dict[str, Asked]:
+) -> dict[str, SearchTimes]:
     """Ask each search every question. The searches take turns, so that the machine's noise affects all alike."""
-    asked = {name: Asked([], []) for name in searches}
+    asked = {name: SearchTimes([], []) for name in searches}
     for done, question in enumerate(questions, start=1):
         for name, search in searches.items():
             began = time.perf_counter()

@@ -2,12 +2,12 @@
 
 from itertools import islice
 
-from examine.composing.tasks import Asked
+from examine.composing.tasks import Probe
 from examine.gate.fact_probes import FACTS, FactTask, fact_tasks
 from ragtree_lab.fine_tuning.curriculum import Stated, made_up, of_file, of_set
 
 
-def asked(tasks: list[FactTask]) -> list[Asked]:
+def asked(tasks: list[FactTask]) -> list[Probe]:
     return [one for task in tasks for one in task.asked]
 
 

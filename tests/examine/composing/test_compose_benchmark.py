@@ -5,14 +5,14 @@ from tiny_models import llama, make_tiny_model
 
 from examine.composing.benchmark import ComposeBenchmark, SpeedProbe
 from examine.composing.rows import FULL, Way
-from examine.composing.tasks import Asked, Task, share_found
+from examine.composing.tasks import Probe, Task, share_found
 from generator.settings import GeneratorSettings, KvSettings
 
 pytestmark = pytest.mark.vllm
 
 SHARE = 0.5
 WAYS = (Way(FULL, 0.0), Way("none", 0.0), Way("random", SHARE), Way("epic", SHARE), Way("query", 1.0))
-QUESTIONS = tuple(Asked(f"What is {name}?", "It is ", ("x",), share_found, 6) for name in ("this", "that"))
+QUESTIONS = tuple(Probe(f"What is {name}?", "It is ", ("x",), share_found, 6) for name in ("this", "that"))
 TASK = Task(tuple(f"{name} text. " * 8 for name in ("First", "Second", "Third")), "Other text. " * 8, QUESTIONS)
 
 

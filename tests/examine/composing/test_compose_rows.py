@@ -5,11 +5,11 @@ import math
 import pytest
 
 from examine.composing.rows import Answered, Way, row_of
-from examine.composing.tasks import Asked, share_found
+from examine.composing.tasks import Probe, share_found
 from examine.measuring.engines import Generation
 from protocol.generation import PrefillResult, TokenLogprob
 
-ASKED = Asked("Which?", "It is", ("42",), share_found, 4)
+ASKED = Probe("Which?", "It is", ("42",), share_found, 4)
 
 
 def token(token_id: int, **alternatives: float) -> TokenLogprob:

@@ -7,7 +7,7 @@ import pytest
 from scripted_stack import ScriptedStack, reply, stream
 
 from examine.evaluation.asking import Asker, Mode
-from examine.evaluation.evaluation import BOTH, Asked, Evaluation
+from examine.evaluation.evaluation import BOTH, EvaluationSubject, Evaluation
 from examine.evaluation.markdown_report import render
 from examine.evaluation.plot import draw
 from examine.evaluation.question_file import AskedQuestion, NumberedQuestion
@@ -20,7 +20,7 @@ QUESTIONS = [
     NumberedQuestion(3, AskedQuestion("neither")),
     NumberedQuestion(4, AskedQuestion("fails | hard", ("right",), ("a",))),
 ]
-ASKED = Asked(
+ASKED = EvaluationSubject(
     url="http://stack",
     dataset="q.jsonl",
     sha256="0" * 64,

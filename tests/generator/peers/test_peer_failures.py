@@ -20,7 +20,7 @@ from generator.peers.page_client import PeerPages
 from generator.peers.page_server import PageServer
 from generator.peers.peer_key import PeerKey
 from generator.peers.stream import Stream
-from generator.peers.wire import HEAD_BYTES, REQUESTS, Head, Outcome, Status, encode_head, framed
+from generator.peers.wire import HEAD_BYTES, REQUESTS, Head, ReplyEnd, Status, encode_head, framed
 from generator.tiers.base import TierError
 from protocol.tiers import Tier
 
@@ -36,7 +36,7 @@ def sent(pages: int) -> bytes:
     return (encode_head(Head.PAGE, CHECKSUM) + PAGE) * pages
 
 
-def reply_of(pages: int, outcome: Outcome) -> bytes:
+def reply_of(pages: int, outcome: ReplyEnd) -> bytes:
     return sent(pages) + encode_head(Head.CLOSING) + framed(outcome)
 
 
@@ -151,7 +151,7 @@ def test_a_peer_that_is_cut_before_the_last_byte_is_never_believed(
     arena: InterruptedArena, server: PageServer, client: PeerPages, listen: Listen
 ) -> None:
     write(arena, NODE, PAGES)
-    last = HANDSHAKE_BYTES + len(reply_of(3, Outcome(Status.OK))) - 1
+    last = HANDSHAKE_BYTES + len(reply_of(3, ReplyEnd(Status.OK))) - 1
     cut = listen(proxy(server.address, lambda at, piece: piece if at < last else None, piece_bytes=1))
     assert failure_of(client, cut.address).reason is Reason.CUT
     whole = listen(proxy(server.address, lambda at, piece: piece if at <= last else None, piece_bytes=1))
@@ -186,9 +186,9 @@ def test_a_bit_that_flips_on_the_way_fails_the_read(
     [
         b"\0" * HEAD_BYTES,
         sent(1) + b"\3" * HEAD_BYTES,
-        reply_of(2, Outcome(Status.OK)),
-        reply_of(4, Outcome(Status.OK)),
-        sent(3) + encode_head(Head.PAGE) + framed(Outcome(Status.OK)),
+        reply_of(2, ReplyEnd(Status.OK)),
+        reply_of(4, ReplyEnd(Status.OK)),
+        sent(3) + encode_head(Head.PAGE) + framed(ReplyEnd(Status.OK)),
         sent(3) + encode_head(Head.CLOSING) + b"\xff" * 4,
         sent(3) + encode_head(Head.CLOSING) + b"\0\0\0\1\xc0",
     ],
@@ -250,7 +250,7 @@ def test_a_load_survives_a_restart_of_the_server(
 
 
 def test_a_request_is_repeated_once_and_only_on_a_kept_connection(client: PeerPages, listen: Listen) -> None:
-    answers = [reply_of(3, Outcome(Status.OK))]
+    answers = [reply_of(3, ReplyEnd(Status.OK))]
 
     def answer_once(stream: Stream) -> None:
         if answers:

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.stream import Stream
-from generator.peers.wire import HEAD_BYTES, OUTCOMES, Outcome, Status, framed
+from generator.peers.wire import HEAD_BYTES, OUTCOMES, ReplyEnd, Status, framed
 
 
 class ShortSocket(socket.socket):
@@ -129,7 +129,7 @@ def test_ending_a_stream_wakes_the_thread_that_waits(ends: tuple[Stream, Stream]
 
 
 def test_a_message_has_a_greatest_length(ends: tuple[Stream, Stream]) -> None:
-    outcome = Outcome(Status.OK, detail="x" * 50)
+    outcome = ReplyEnd(Status.OK, detail="x" * 50)
     length = len(framed(outcome)) - 4
     for most in (length, length - 1):
         ends[0].send_message(outcome, soon())
@@ -140,7 +140,7 @@ def test_a_message_has_a_greatest_length(ends: tuple[Stream, Stream]) -> None:
                 ends[1].receive_message(OUTCOMES, soon(), most)
             assert failed.value.reason is Reason.INCOMPATIBLE
     with pytest.raises(ValueError, match="exceeds the limit"):
-        ends[0].send_message(Outcome(Status.OK, detail="x" * (1 << 20)), soon())
+        ends[0].send_message(ReplyEnd(Status.OK, detail="x" * (1 << 20)), soon())
 
 
 @pytest.mark.parametrize(
