@@ -97,14 +97,14 @@ class ControllerSettings(BaseModel):
     prepare_after_s: float | None = Field(
         0.1,
         ge=0,
-        description="After so many seconds in the queue, a query's documents are prefetched before its turn: their KV "
+        description="Seconds in the queue after which a query's documents are prefetched before its turn: their KV "
         "is loaded, and computed if the engine has room. None switches this off.",
     )
     lease_s: float = Field(
-        900.0, gt=0, description="A plan that is not completed within so many seconds counts as lost."
+        900.0, gt=0, description="Seconds after which a plan that is not completed counts as lost."
     )
     first_token_s: float = Field(
-        180.0, gt=0, description="Queries stop waiting for a plan that has no first token after so many seconds."
+        180.0, gt=0, description="Seconds after which queries stop waiting for a plan that has no first token."
     )
     delete_timeout_s: float = Field(
         30.0, gt=0, description="How many seconds the deletion of a document waits for queries that use it."

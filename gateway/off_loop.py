@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def off_loop(characters: int, work: Callable[[], T]) -> T:
-    """The result of ``work`` on so many characters, in a thread if they are many. Raises what it raises.
+    """The result of ``work`` on this number of characters, in a thread if it is large. Raises what ``work`` raises.
 
     The threads are those of the loop's default executor, so there is a bound on them. Work that is cancelled runs on,
     and nobody gets its result.

@@ -19,7 +19,7 @@ from protocol.repeating import repeated
 log = structlog.get_logger(__name__)
 
 _OFTENER = 5
-"""A missing part is checked so many times as often, since queries are refused until it is known to be back."""
+"""A missing part is checked this many times as often, since queries are refused until it is known to be back."""
 
 
 class Readiness:

@@ -12,11 +12,11 @@ _TEXTS = {".json", ".model", ".txt", ".py"}
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 _WHOLE_BYTES = 512 << 20
-"""Weights of up to so many bytes are read as a whole."""
+"""Smaller weights are read as a whole."""
 _SAMPLED_BYTES = 256 << 20
-"""Of larger ones, at most so many bytes are read, besides the headers."""
+"""The most bytes that are read of larger ones, besides the headers."""
 _SAMPLES = 16384
-"""So many samples are spread evenly over the weights, besides those at three places of each tensor."""
+"""This number of samples is spread evenly over the weights, besides those at three places of each tensor."""
 _PLACES = 3
 _CHUNK_BYTES = 1 << 20
 _LENGTH_BYTES = 8

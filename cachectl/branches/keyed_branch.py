@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KeyedBranch(NamedTuple):
-    """A branch of so many ``tokens``, which the chunks with the content hashes ``stated_by`` state.
+    """A branch of ``tokens`` tokens, which the chunks with the content hashes ``stated_by`` state.
 
     ``parent`` is its parent's place among the prompt's branches, -1 for a root. Branches of one ``key`` have the same
     tokens behind the same ancestors, in one namespace.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _FEW = 16
-"""So many copies of a node are searched one by one. An index of them would take more memory than they do."""
+"""Up to this number, a node's copies are searched one by one. An index of them would take more memory than they do."""
 
 
 class PathDocument(NamedTuple):

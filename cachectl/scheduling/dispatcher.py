@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _FEW = 16
-"""So many instances are all looked at."""
+"""Up to this number, all instances are looked at."""
 _LEAST_BUSY = 4
 """How many of the instances are looked at that have nothing of a request."""
 

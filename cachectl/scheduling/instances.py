@@ -98,7 +98,7 @@ class Instances:
         return instance not in self._tiers.retired and self.states[instance].has_slot()
 
     def fits(self, instance: str, step_share: int) -> bool:
-        """Whether a request could start on an instance whose steps it takes so many tokens of."""
+        """Whether a request could start on an instance, given the tokens that it takes of each step."""
         return self.has_slot(instance) and self.states[instance].fits(step_share)
 
     def may_queue(self, instance: str) -> bool:

@@ -65,7 +65,7 @@ class PageAllocator:
         return Pages(tuple(numbers), self._stamps[index ^ _LAST])
 
     def hand_out(self, tokens: int) -> Pages:
-        """Pages for ``tokens`` tokens, one or more whole pages. So many must be free."""
+        """Pages for ``tokens`` tokens, one or more whole pages, which must be free."""
         wanted = tokens // self.page_tokens
         assert tokens == wanted * self.page_tokens, "a part of a page is asked for"
         assert 0 < wanted <= self._free, "more pages are asked for than are free, or none"

@@ -99,7 +99,7 @@ class PeerLinks:
         return next(iter(self._servers.get(place, {}).values()), ())
 
     def seconds(self, instance: str, place: str, tokens: int, tier: Tier, slower_s: float = 0.0) -> float:
-        """Seconds that an instance takes to read so many tokens from a tier of a place into its blocks.
+        """Seconds that an instance takes to read ``tokens`` from a tier of a place into its blocks.
 
         Until reads of that tier are measured, it takes ``slower_s`` longer than host memory is assumed to take.
         """

@@ -58,7 +58,7 @@ class TierCache(NodeCache):
         return self.allocator.pages(copy.page) if self.allocator is not None else None
 
     def may_pin(self, tokens: int) -> bool:
-        """Whether so many more tokens may be pinned here."""
+        """Whether ``tokens`` more may be pinned here."""
         return not tokens or self.pinned_tokens + tokens <= PINNED_SHARE * self.capacity
 
     def add(self, node: Node, held: bool, pages: Pages | None = None) -> Copy:

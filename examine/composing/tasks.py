@@ -59,7 +59,7 @@ def share_found(answer: str, right: Sequence[str]) -> float:
 
 
 def needle_tasks(kind: str, texts: Sequence[str], chunks: int, seed: int) -> Iterator[Task]:
-    """Endless tasks of a kind of ``NEEDLES`` over real texts, each with so many chunks."""
+    """Endless tasks of a kind of ``NEEDLES`` over real texts, each with ``chunks`` chunks."""
     draws = random.Random(f"{kind} {seed}")  # noqa: S311 - a repeatable draw
     while True:
         needles = NEEDLES[kind](draws, chunks)
@@ -134,7 +134,7 @@ def cut(text: str) -> str:
 
 
 def first(tasks: Iterator[Task], questions: int) -> list[Task]:
-    """Return the first tasks, with so many questions in all, or as many as there are."""
+    """Return the first tasks, with ``questions`` questions in all, or all that there are."""
     found: list[Task] = []
     for task in tasks:
         asked = task.asked[:questions]

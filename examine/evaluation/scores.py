@@ -12,7 +12,7 @@ from examine.measuring.answer_scores import exact_match, f1, holds_answer, rouge
 from examine.measuring.rankings import scores_of_ranking
 
 MOST_RESULTS = 100
-"""The API returns at most so many results, so recall over so many is recall over all."""
+"""The API returns at most this number of results, so recall over them is recall over all."""
 
 _RECALL, _RR, _NDCG = R @ MOST_RESULTS, RR, nDCG @ 10
 

@@ -18,7 +18,7 @@ _CHUNKS = 6
 
 
 def probe_set(texts: Sequence[str], questions: int, seed: int) -> Mapping[str, Sequence[Task]]:
-    """Return so many questions of each kind, about codes that are hidden in the texts, several to a prompt."""
+    """Return ``questions`` questions of each kind, about codes that are hidden in the texts, several to a prompt."""
     return {kind: first(needle_tasks(kind, texts, _CHUNKS, seed), questions) for kind in NEEDLES}
 
 

@@ -53,7 +53,7 @@ class FactExamination:
         self._progress = progress
 
     async def report(self, questions: int, seed: int) -> GateReport:
-        """Ask up to so many questions of each kind, until it is clear what trees do to the answers.
+        """Ask a bounded number of questions of each kind, until it is clear what trees do to the answers.
 
         Raises ConfigError if the engine has no attention within trees, and what the engine raises.
         """

@@ -109,7 +109,7 @@ class EngineMaker:
         self._models = models
 
     def threads(self, at_work: int = 1) -> int:
-        """Threads of an engine, if so many of them work at the same time."""
+        """Threads of an engine, by the number of engines that work at the same time."""
         return max(1, self._settings.cpu_threads // at_work)
 
     def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401

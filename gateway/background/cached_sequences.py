@@ -8,7 +8,7 @@ from protocol.parts import Controller, PromptLayout
 
 _DEEPEST = 128
 _MOST_NODES = 20_000
-"""The controller shows so many within a tenth of a second, in which it admits no query."""
+"""The controller shows this number within a tenth of a second, in which it admits no query."""
 
 
 async def cached_sequences(controller: Controller, layout: PromptLayout, namespace: str) -> frozenset[tuple[str, ...]]:

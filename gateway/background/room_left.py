@@ -3,7 +3,7 @@
 from gateway.background.idle_prefill import Outcome
 
 _REFUSALS = 64
-"""So many prefills in a row without room mean that the next ones find none either, whatever their lengths."""
+"""After this number of prefills in a row without room, the next ones find none either, whatever their lengths."""
 
 
 class RoomLeft:

@@ -29,7 +29,7 @@ class QueryTicket:
         self._followed = False
 
     def take_slots(self, count: int) -> None:
-        """Take so many more slots, for the same time. Raises RateLimited or Overloaded."""
+        """Take more slots, for the same time. Raises RateLimited or Overloaded."""
         for _ in range(count):
             self._take_slot()
 

@@ -130,8 +130,8 @@ async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep
 async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Compute the KV of documents ahead of time, on idle capacity and as far as the tiers have room.
 
-    First, with ``top``, so many of the most frequent sequences of documents in the query log. Then every chunk of every
-    document. What is cached is not computed again, so a new precomputation continues one that has ended early.
+    First, with ``top``, that number of the most frequent sequences of documents in the query log. Then every chunk of
+    every document. What is cached is not computed again, so a new precomputation continues one that has ended early.
     """
     job = gateway.precomputations.start(body, administrator.tenant)
     return json_response(PrecomputeReply.of(job), 202, {"Location": f"/v1/admin/cache/precompute/{job.job_id}"})

@@ -172,7 +172,7 @@ class PrecomputeBody(BaseModel):
     collection: CollectionName | None = None
     tenant: TenantName | None = None
     top: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = Field(
-        default=None, description="So many of the most frequent sequences of documents in the query log, first."
+        default=None, description="First, this number of the most frequent sequences of documents in the query log."
     )
     donors: StrictBool = Field(
         default=True, description="Every chunk, behind the first chunk of its document, as after ingestion."

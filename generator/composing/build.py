@@ -48,7 +48,7 @@ _PROBED_TOKEN = 100
 class Composers(NamedTuple):
     """What composes an engine's KV: ``documents``, and dependency ``trees``, or None and why not (``no_trees``).
 
-    The KV of so many ``branch_tokens`` is kept.
+    The KV of ``branch_tokens`` tokens is kept.
     """
 
     documents: Composer

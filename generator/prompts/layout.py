@@ -116,7 +116,7 @@ class SegmentLayout:
         return digest.hexdigest(16)
 
     def _room(self, fixed: int, max_tokens: int, budget: ContextBudget) -> int:
-        """The tokens for documents and facts beside so many ``fixed`` ones. Raises QuestionTooLong."""
+        """The tokens for documents and facts beside the ``fixed`` ones. Raises QuestionTooLong."""
         room = self._max_model_len - max_tokens - fixed
         if room < 0:
             raise QuestionTooLong(

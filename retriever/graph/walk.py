@@ -28,7 +28,7 @@ class Walked(NamedTuple):
 class Walk:
     """Walks breadth-first along relations in both directions. Each entity and each statement of a fact counts once.
 
-    ``edges_of`` returns up to so many relations of an entity.
+    ``edges_of`` returns at most a given number of an entity's relations.
     """
 
     def __init__(self, edges_of: Callable[[int, int], Sequence[Edge]], max_nodes: int, max_relations: int) -> None:

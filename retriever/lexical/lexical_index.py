@@ -23,7 +23,7 @@ _MOST_WORDS = 64
 """Words of a query that are searched: the rarest. The others of a long query cost time and say little."""
 
 _LISTED = 2048
-"""Up to so many allowed ids are part of the query. With more, reading hits until enough are allowed is faster."""
+"""Up to this number, allowed ids are part of the query. With more, reading hits until enough are allowed is faster."""
 
 _DEEPER = 4
 """How many times more hits are read if too few of them are allowed."""

@@ -122,7 +122,7 @@ class Chunks:
             yield [(row["id"], row["text"]) for row in rows]
 
     def sample(self, transaction: Transaction, count: int, characters: int) -> list[str]:
-        """Return texts of so many live chunks with at least ``characters``, drawn from all collections."""
+        """Return texts of ``count`` live chunks with at least ``characters``, drawn from all collections."""
         rows = transaction.execute(
             "SELECT text FROM chunks WHERE length(text) >= ? ORDER BY random() LIMIT ?", (characters, count)
         )

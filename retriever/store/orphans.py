@@ -78,7 +78,7 @@ class Orphans:
         transaction.executemany("DELETE FROM orphans WHERE id = ?", [(orphan.number,) for orphan in orphans])
 
     def _newest_before(self, transaction: Transaction, seconds: float) -> int:
-        """The highest id that this object has seen at least so many seconds ago; 0 if there is none."""
+        """The highest id that this object saw at least ``seconds`` ago; 0 if there is none."""
         newest = self.revision(transaction).number
         with self._seen_lock:
             now = self._clock()

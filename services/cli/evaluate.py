@@ -59,7 +59,7 @@ def evaluate(
         ),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first so many questions.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Ask only this number of questions, the first ones.")] = None,
     concurrency: Annotated[
         int,
         typer.Option(min=1, max=256, help="Questions asked at the same time. With 1, times are those without load."),

@@ -32,7 +32,7 @@ def precompute(
         int | None,
         typer.Option(
             min=1,
-            help="First compute so many of the most frequent document sequences of the query log, each as a whole.",
+            help="First compute this number of the query log's most frequent document sequences, each as a whole.",
             show_default=False,
         ),
     ] = None,

@@ -70,7 +70,7 @@ def ray_options(config: Config) -> dict[str, Any]:
 
 
 def room(engines: int, device: Device) -> dict[str, int]:
-    """Ray's resources that a machine with room for so many engines offers."""
+    """Ray's resources that a machine offers, by the number of engines that it has room for."""
     return {ENGINE: engines} if device.is_gpu else {ENGINE: engines, CPU_ENGINE: engines}
 
 

@@ -101,7 +101,7 @@ class RedisControllerState:
         return True
 
     async def _forget_shards(self) -> None:
-        """Delete what shards have left that there are no more: if there are so many again, it is out of date."""
+        """Delete what former shards have left. It would be out of date if their number rose again."""
         gone = [key for number in range(self._shard.count, MOST_SHARDS) for key in _keys(self._prefix, number)]
         if gone:
             await self._link.call(_STORE, lambda: self._link.client.delete(*gone))

@@ -54,7 +54,7 @@ class ClosingTransport(asyncio.Transport):
             self._end.cancel()
 
     def drop(self, size: int) -> None:
-        """Note that so many bytes have arrived in vain. Ends the connection if they are too many."""
+        """Count bytes that arrived in vain. Ends the connection if they are too many."""
         self._dropped += size
         if self._dropped > LINGER_BYTES:
             self.abort()

@@ -23,7 +23,7 @@ class SamplingFields(BaseModel):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     sampling_top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
-        default=None, description="Sample among so many most likely tokens. `top_k` is the number of chunks."
+        default=None, description="Sample among this number of most likely tokens. `top_k` is the number of chunks."
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: _Penalty | None = None

@@ -161,7 +161,7 @@ class BranchCache:
         return list(new.values()), chosen
 
     def _make_room(self, tokens: int) -> None:
-        """Make room for so many tokens, but not at the cost of what is in use."""
+        """Make room for ``tokens``, but not at the cost of what is in use."""
         if tokens <= len(self._free):
             return
         leaves = [(kept.used, key, kept) for key, kept in self._kept.items() if not kept.below]

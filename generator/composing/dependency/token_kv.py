@@ -16,7 +16,7 @@ class TokenKv(NamedTuple):
 
     @classmethod
     def empty(cls, tokens: int, layers: Sequence[AttentionLayer], device: torch.device) -> "TokenKv":
-        """Memory for so many tokens in these layers, not yet written."""
+        """Memory for ``tokens`` in these layers, not yet written."""
         return cls(tuple([_empty(tokens, layer, device) for layer in layers]))
 
     @property

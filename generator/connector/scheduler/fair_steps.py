@@ -36,7 +36,7 @@ class FairSteps:
         self._token_s = 0.0
 
     def begin(self, states: Iterable[RequestState], tokens: int) -> None:
-        """Note that a step of so many tokens begins, and bound the prefills of the next one."""
+        """Note that a step of these ``tokens`` begins, and bound the prefills of the next one."""
         self._measure(tokens)
         answering: set[str] = set()
         prefilling: list[str] = []

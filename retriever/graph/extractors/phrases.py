@@ -20,7 +20,7 @@ _MOST_NAMES = 32
 """Of one sentence, in the order of the text. A table without full stops must not fill the graph."""
 
 _MOST_CHARACTERS = 2000
-"""Of a question. spaCy holds the interpreter's lock, for a quarter of a second at most for so many."""
+"""Of a question. spaCy holds the interpreter's lock, for this number a quarter of a second at most."""
 
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
 """No name has such a word, and spaCy takes time that grows with the square of its length: half a minute for 20,000
