@@ -75,7 +75,7 @@ class Readiness:
             self._extra_check = asyncio.create_task(self._check_engine())
 
     async def check(self) -> None:
-        """Check all parts now. Whoever asks meanwhile waits for the same check."""
+        """Check all parts now. Anyone who asks meanwhile waits for the same check."""
         if self._whole_check is None or self._whole_check.done():
             self._whole_check = asyncio.create_task(self._check_all())
         await asyncio.shield(self._whole_check)

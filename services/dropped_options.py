@@ -15,4 +15,4 @@ DROPPED_OPTIONS = {
     "gateway.rewrite_timeout_s": "rewriting a question may take five seconds",
     "gateway.send_timeout_s": "a client has a minute to read a piece of a stream",
 }
-"""By name. Whoever still sets one gets an error with this sentence."""
+"""By name. Anyone who still sets one gets an error with this sentence."""

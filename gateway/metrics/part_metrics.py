@@ -51,7 +51,7 @@ class Scrape:
         self._running: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Request all parts' statistics now. Whoever asks meanwhile waits for the same answers."""
+        """Request all parts' statistics now. Anyone who asks meanwhile waits for the same answers."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._ask_all())
         await asyncio.shield(self._running)

@@ -1,7 +1,7 @@
 """Mutual authentication: each side proves that it knows the shared key, with an HMAC over fresh nonces of both.
 
 It keeps strangers out, and tells them no more than the protocol's version. It neither encrypts nor signs what follows:
-whoever can read the network between two machines can read KV, and whoever can change packets can change KV.
+anyone who can read the network between two machines can read KV, and anyone who can change packets can change KV.
 """
 
 import secrets

@@ -9,7 +9,7 @@ from protocol.errors import ConfigError
 FEWEST_CHARACTERS = 16
 _SALT = b"ragtree peers 1"
 _ROUNDS = 100_000
-"""They slow down whoever guesses the secret from recorded proofs. They take about 30 ms, once a process."""
+"""They slow down anyone who guesses the secret from recorded proofs. They take about 30 ms, once a process."""
 
 
 class Side(Enum):

@@ -75,7 +75,7 @@ def room(engines: int, device: Device) -> dict[str, int]:
 
 
 def require_token(param: str) -> None:
-    """Raise ConfigError unless Ray asks callers for its token: whoever reaches its ports runs code."""
+    """Raise ConfigError unless Ray asks callers for its token: anyone who reaches its ports runs code."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise ConfigError("machines share a stack only with RAY_AUTH_MODE=token, the default", param)
 
