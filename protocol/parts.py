@@ -131,7 +131,7 @@ class Controller(Protocol):
         """
 
     async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
-        """Lease a plan for a speculation on provisional documents, under an id of its own, after a START.
+        """Lease a plan for a speculation on provisional documents, under its own id, after a START.
 
         Returns None if there is no room now. The plan is completed like any other. Another plan may end it early by
         naming it in ``ends``.

@@ -172,7 +172,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     - ``unshared``: no later query may find what the plan computes, because one of its documents has been deleted.
     - ``recompute``: how donated nodes are composed; None if no node has a donor. No later query finds what a plan
       composes.
-    - ``first``: the plan of a prefill in front of this one, with an id of its own, if this one composes and some
+    - ``first``: the plan of a prefill in front of this one, with its own id, if this one composes and some
       documents have no donors. It computes them exactly, behind what is loaded, so that they are kept and donate. It is
       part of this plan: what it computes counts as computed.
     - ``trees``: where the prompt has dependency trees; None if it has none. No later query finds their KV in the tree.

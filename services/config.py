@@ -42,7 +42,7 @@ class ServerSettings(BaseModel):
     port: int = Field(8080, ge=0, le=65535, description="Port the gateway listens on.")
     ingress: Literal["uvicorn", "serve"] = Field(
         "uvicorn",
-        description="uvicorn: a server of its own, 10 ms faster (lab/results); serve: behind Ray Serve's proxy.",
+        description="uvicorn: its own server, 10 ms faster (lab/results); serve: behind Ray Serve's proxy.",
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cachectl.policies.base import ReplacementPolicy
 
 _INSTANCE = "engine"
-"""The tree's only instance: each engine has a tree of its own."""
+"""The tree's only instance: each engine has its own tree."""
 
 
 class BranchTree:

@@ -199,7 +199,7 @@ class Controller:
     async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
         """Lease a plan to generate on a query's provisional documents.
 
-        ``request`` has an id of its own, under which the plan is completed. Its prompt has as many of the documents as
+        ``request`` has its own id, under which the plan is completed. Its prompt has as many of the documents as
         fit. Returns None if there is no room, or if nothing may be kept. Raises InvalidRequest for an id that waits or
         runs already.
         """

@@ -185,7 +185,7 @@ class LiveController:
         tiers = self._fence.suspected(instance, memory, known)
         if tiers:
             log.info("an instance drops what may be of deleted documents", instance=instance, tiers=[*map(str, tiers)])
-            # Other shards know the instance already, and have KV of their own there.
+            # Other shards know the instance already, and have their own KV there.
             await engine.carry_out(Orders(everything=True, tiers=tiers, of=self._shard.namespace("")))
 
     def _add_or_restart(

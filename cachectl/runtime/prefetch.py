@@ -191,7 +191,7 @@ class Prefetcher:
         return self._exactly(request, prompt)
 
     def _exactly(self, request: AdmissionRequest, prompt: Prompt) -> AdmissionRequest:
-        """The request with another prompt, of which nothing is composed, and with an id of its own."""
+        """The request with another prompt, of which nothing is composed, and with its own id."""
         plan_id = f"{request.query_id}~prefetch-{next(self._numbers)}"
         return msgspec.structs.replace(request, query_id=plan_id, prompt=prompt, reuse=Reuse.EXACT)
 

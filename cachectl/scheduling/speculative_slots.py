@@ -87,7 +87,7 @@ class SpeculativeSlots:
     def prefetch(self, query_id: str, request: Request, now: float) -> Grant | None:
         """Start to load and compute for a waiting request what its instance's GPU lacks of ``request``.
 
-        That has a path which the waiting request will use, and an id of its own. It makes way like a speculation. The
+        That has a path which the waiting request will use, and its own id. It makes way like a speculation. The
         turn of the waiting request does not come before the prefetch ends. None if it may not start (``may_prefetch``),
         if nothing is lacking, or if nothing could be kept.
         """
@@ -127,7 +127,7 @@ class SpeculativeSlots:
     def load(self, query_id: str, request: Request, now: float) -> Grant | None:
         """Start to load for a waiting request the documents of ``request``, beside whatever prefills run.
 
-        These are the first ``to_load`` ones, and all of its prompt. It has an id of its own, takes no part of the
+        These are the first ``to_load`` ones, and all of its prompt. It has its own id, takes no part of the
         steps, and evicts nothing that any waiting request needs. The turn of the waiting request does not come before
         its end. None if it may not start, or if there is no room.
         """
@@ -162,7 +162,7 @@ class SpeculativeSlots:
     def generate(self, query_id: str, request: Request, now: float) -> Grant | None:
         """Start to compute ``request`` for a waiting request on a KV generator, which copies it to its shared tiers.
 
-        It has a path which the waiting request will use, and an id of its own. The waiting request's turn may come
+        It has a path which the waiting request will use, and its own id. The waiting request's turn may come
         before the end. None if it may not start (``may_generate``), if the instance of the waiting request can load all
         documents, or if nothing could be kept.
         """

@@ -15,7 +15,7 @@ _MARK = "#"
 class ControllerShard:
     """Shard ``number`` of ``count``. A lone one changes nothing.
 
-    Each shard keeps a tree of its own over a part of every tier, so no two of them ever decide about the same copy.
+    Each shard keeps its own tree over a part of every tier, so no two of them ever decide about the same copy.
     Plans and tiers know the shard by the namespace: the same prompt has other keys in another shard.
     """
 

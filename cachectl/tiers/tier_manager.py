@@ -44,7 +44,7 @@ class Capacities(NamedTuple):
 class TierManager:
     """One GPU cache for each instance, and at each location a host memory and a disk that its instances share.
 
-    A disk belongs to its location, unless it has a name of its own: then all locations with this disk share it.
+    A disk belongs to its location, unless it has its own name: then all locations with this disk share it.
 
     ``retired`` instances receive no new requests, and are removed when their last one ends. ``kv_generators`` receive
     none either: they only prefill documents of requests that wait for others.
@@ -207,7 +207,7 @@ class TierManager:
 
     @property
     def places(self) -> set[str]:
-        """The names of all locations and disks. A disk without a name of its own has that of its location."""
+        """The names of all locations and disks. A disk without its own name has that of its location."""
         return {*self.locations, *self.disks}
 
     def only_at(self, location: str) -> list[TierCache]:

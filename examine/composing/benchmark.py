@@ -167,7 +167,7 @@ class ComposeBenchmark:
 
     def _laid_out(self, task: Task) -> tuple[Sequence[Segment], Segment, list[Segment]]:
         """What the task's prompts begin with, the neighbour of its chunks, and its questions."""
-        # Every prompt has a namespace of its own, so keys need only differ within it.
+        # Every prompt has its own namespace, so keys need only differ within it.
         texts = (*task.chunks, task.neighbour)
         chunks = [Chunk(str(place), str(place), "", place, text, str(place)) for place, text in enumerate(texts)]
         questions = []

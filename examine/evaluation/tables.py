@@ -78,7 +78,7 @@ def _metrics(report: EvaluationReport) -> Iterator[tuple[str, str]]:
 def _scored(score: Mean | None, *, compared: bool) -> str:
     if score is None:
         return "-"
-    # Beside a difference, which has an interval of its own, the table would be too wide.
+    # Beside a difference, which has its own interval, the table would be too wide.
     interval = "" if compared else f" [{score.low:.3f}, {score.high:.3f}] of {score.questions:,}"
     return f"{score.value:.3f}{interval}"
 

@@ -36,7 +36,7 @@ class Caller(NamedTuple):
 class Keyring:
     """The API keys, and the administrator's key, which is valid for the admin routes only. Stored as digests.
 
-    A key is found by its digest. How long that takes tells nothing about a key: anyone who guesses one cannot choose its
+    A key is found by its digest. How long that takes tells nothing about a key: nobody who guesses one can choose its
     digest. A wrong guess costs its sender a connection, but no caller can be locked out by it: keys have to be random.
 
     Raises ConfigError for a malformed digest, or a key that is configured twice.

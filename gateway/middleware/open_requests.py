@@ -16,7 +16,7 @@ _ALWAYS = {"/healthz", "/readyz", "/metrics"}
 
 
 class OpenRequests:
-    """Refuses requests over ``max_open_requests`` before reading them. Strangers have room of their own."""
+    """Refuses requests over ``max_open_requests`` before reading them. Strangers have their own room."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._app = app

@@ -35,7 +35,7 @@ class SearchStages:
             self._metrics.stage(found, (found.elapsed_ms - before_ms) / 1000)
             before_ms = found.elapsed_ms
             if found.final:
-                # The end of the stream is a message of its own, which nobody need wait for.
+                # The end of the stream is a separate message, which nobody need wait for.
                 self._tasks.start(finish_iterator(stages))
                 self._open = None
                 if found.missing_shards:

@@ -21,7 +21,7 @@ def span_attributes(search: SearchRequest) -> Mapping[str, str | int]:
 
 
 class SearchTrace:
-    """Records a search in a span of its own, which the final stage ends. As a context manager, it ends it in any case.
+    """Records a search in its own span, which the final stage ends. As a context manager, it ends it in any case.
 
     ``request`` is the search with the span's context, for the spans of the retriever.
     """

@@ -22,7 +22,7 @@ class Stop(Exception):
 class PartialForward:
     """Forward passes over selected tokens, on the model and the attention backend of an engine's ``runner``.
 
-    A run of tokens is a request of its own to the attention backend: its queries are the run's tokens, and its keys are
+    A run of tokens is a separate request to the attention backend: its queries are the run's tokens, and its keys are
     everything up to the run's end, or those blocks of it that matter. Each layer writes the keys and values of all its
     tokens before its attention, so later runs attend to the fresh ones of earlier runs.
     """

@@ -44,7 +44,7 @@ _OPTIONS = (
     _Option("scheduler_config.scheduler_cls", (None,), _LEAVE_OUT),
     # Without it, vLLM frees the blocks outside of sliding windows, and makes several groups of blocks.
     _Option("scheduler_config.disable_hybrid_kv_cache_manager", (True,), _LEAVE_OUT),
-    # Draft layers have KV of their own, and rejected tokens leave theirs behind.
+    # Draft layers have their own KV, and rejected tokens leave theirs behind.
     _Option("speculative_config", (None,), _LEAVE_OUT),
     # A diffusion model computes the same tokens' KV several times.
     _Option("diffusion_config", (None,), _LEAVE_OUT),

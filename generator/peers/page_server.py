@@ -48,7 +48,7 @@ class PageServer:
     """Serves pages of ``tiers`` to peers that know ``key`` and have KV of the same ``fingerprint``.
 
     It listens on ``host`` and ``port``, 0 for any free port, from its construction until ``close``. Each connection has
-    a thread of its own. A connection beyond the limits is told that the server is busy. No error of one connection
+    its own thread. A connection beyond the limits is told that the server is busy. No error of one connection
     affects another one. The traffic is not encrypted.
 
     The tiers stay open until the server is closed. Raises ConfigError if the key is too short or the server cannot

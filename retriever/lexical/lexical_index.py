@@ -39,7 +39,7 @@ class LexicalHits(NamedTuple):
 
 
 class LexicalIndex:
-    """Texts of chunks by id, searched by their words, in a folder of its own.
+    """Texts of chunks by id, searched by their words, in its own folder.
 
     One thread changes an index while any number of threads search it. A change is on disk when its call returns; after
     a crash, the index has all of it or nothing. An index proposes ids. The store decides which of them are live.

@@ -129,7 +129,7 @@ class Jobs:
     ) -> list[JobItem]:
         """Return a tenant's oldest items that fit one group: at least one, and no document twice.
 
-        A document above ``most_bytes`` and each of the ``suspects`` is a group of its own. ``only_short`` leaves out
+        A document above ``most_bytes`` and each of the ``suspects`` is a separate group. ``only_short`` leaves out
         such long documents, and all that was uploaded after them for the same document.
         """
         rows = transaction.execute(

@@ -15,7 +15,7 @@ app = typer.Typer(help="Look at a collection's knowledge graph.", no_args_is_hel
 
 @app.callback()
 def commands() -> None:
-    """Keep ``show`` a command of its own, although it is the only one."""
+    """Keep ``show`` its own command, although it is the only one."""
 
 
 @app.command()

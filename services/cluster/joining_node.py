@@ -1,4 +1,4 @@
-"""The Ray node of a machine that joins another one's Ray: a process of its own."""
+"""The Ray node of a machine that joins another one's Ray: its own process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a machine has of its own: its folders, its share of memory, and the address of its KV.
+"""What its own machine has: its folders, its share of memory, and the address of its KV.
 
 Everything else comes from the first machine's configuration. ``ragtree join`` passes it to the replicas on its machine
 in the environment of their Ray node.

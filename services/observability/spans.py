@@ -20,7 +20,7 @@ _FLUSH_S = 3.0
 
 
 class Spans:
-    """Exports the spans of one process in batches, from a thread of its own, over OTLP.
+    """Exports the spans of one process in batches, from its own thread, over OTLP.
 
     Exporting never blocks the caller. Spans that cannot be sent are dropped. The log reports it once when sending fails
     and once when it works again.

@@ -44,7 +44,7 @@ class RedisLink:
             settings.url.get_secret_value(),
             max_connections=_CONNECTIONS,
             timeout=settings.timeout_s,
-            # Each call has a time limit of its own.
+            # Each call has its own time limit.
             socket_timeout=None,
             socket_connect_timeout=None,
             retry=Retry(NoBackoff(), 0),

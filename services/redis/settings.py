@@ -12,7 +12,7 @@ class RedisSettings(BaseModel):
     url: SecretStr | None = Field(
         None,
         description="redis://, rediss:// or unix:// URL, with user and password if the server needs them. Without it, "
-        "each process has state of its own, in memory or on disk.",
+        "each process has its own state, in memory or on disk.",
     )
     prefix: str = Field(
         "ragtree", min_length=1, pattern=r"^[\w:.-]+$", description="Prefix of all keys; use one per deployment."

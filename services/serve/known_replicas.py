@@ -1,6 +1,6 @@
 """The replicas of each application, as Ray Serve last reported them to this process.
 
-This is a module of its own because Serve copies a router class to other processes by value, together with the globals
+This is a separate module because Serve copies a router class to other processes by value, together with the globals
 of its module.
 """
 

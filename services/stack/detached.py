@@ -1,4 +1,4 @@
-"""Starts and stops a stack in a process of its own."""
+"""Starts and stops a stack in its own process."""
 
 import os
 import subprocess

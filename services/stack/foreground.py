@@ -110,7 +110,7 @@ class Stack:
     def _run_behind_serve(self, listener: socket.socket) -> None:
         url = _url(listener)
         host, port = listener.getsockname()[:2]
-        # Serve's proxy is a process of its own and binds the port itself. By now the port is known to be free.
+        # Serve's proxy is a separate process and binds the port itself. By now the port is known to be free.
         listener.close()
         self._start_ray()
         serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=HTTPOptions(host=host, port=port))

@@ -1,4 +1,4 @@
-"""Several answers to one question, each by a run of its own."""
+"""Several answers to one question, each by its own run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ class Choices:
     """The runs of ``count`` answers to one question, numbered from 0. If one of them fails, all of them end.
 
     The first run searches. The others start once its prompt is prefilled, so they rest on the same documents and find
-    their KV. Each is a query of its own to the other parts and in metrics. ``charge`` receives the tokens of all: those
+    their KV. Each is a separate query to the other parts and in metrics. ``charge`` receives the tokens of all: those
     of the prompt once, as in their usage, and those of each answer.
     """
 

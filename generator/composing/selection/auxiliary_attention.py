@@ -18,7 +18,7 @@ _CROWDED = 6
 class AuxiliaryAttention(Selector):
     """Asks an auxiliary model what the question attends to, and selects windows of 8 tokens.
 
-    The model keeps KV of its own for each document, in ``kept``. ``tokens`` is the tokenizer of the engine's model.
+    The model keeps its own KV for each document, in ``kept``. ``tokens`` is the tokenizer of the engine's model.
     A ``strict`` selector takes the windows that have more than 5 of the best tokens, which may be few. Another one
     fills its budget with the best windows. The model runs on the one thread of ``beside``, while KV is loaded.
     """

@@ -16,7 +16,7 @@ _MOST_COPIES = 1024
 
 
 class CudaCopies:
-    """The ``DeviceCopies`` of one GPU. Each thread has a stream of its own."""
+    """The ``DeviceCopies`` of one GPU. Each thread has its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -16,7 +16,7 @@ _BUFFER_BYTES = 2 << 20
 
 
 class NeutralCpuBlocks(CpuBlocks):
-    """``CpuBlocks`` whose pages have the neutral order. Each thread turns them in a buffer of its own."""
+    """``CpuBlocks`` whose pages have the neutral order. Each thread turns them in its own buffer."""
 
     def __init__(
         self, kv_caches: Mapping[str, torch.Tensor], num_blocks: int, page_tokens: int, writer_of: WriterOf

@@ -27,7 +27,7 @@ class Compositions:
         self._waiting[request_id] = composition
 
     def drop(self, request_id: str) -> None:
-        """Give a request's composition up, if it has not ended. It still ends, with a result of its own."""
+        """Give a request's composition up, if it has not ended. It still ends, with its own result."""
         if request_id == self._running:
             self._dropped.add(request_id)
         elif request_id in self._waiting:

@@ -161,7 +161,7 @@ class RequestState:
     def _can_compose(self) -> bool:
         """Whether the request was neither interrupted nor failed to be composed.
 
-        Once interrupted, it has KV of its own, which its blocks no longer tell apart.
+        Once interrupted, it has its own KV, which its blocks no longer tell apart.
         """
         interrupted = self.request.num_preemptions or self.request.num_computed_tokens
         return not (self.not_composed or interrupted)

@@ -23,7 +23,7 @@ Ended = Callable[[Load, LoadResult, set[int]], None]
 """Takes a load that has ended, or a share of it, with the result and the failed blocks of the whole load."""
 
 _NETWORK_THREADS = 16
-"""Loads wait for peers, and for an object store, on threads of their own: no load from this machine waits for them."""
+"""Loads wait for peers, and for an object store, on their own threads: no load from this machine waits for them."""
 _STORED_SHARE_BYTES = 8 << 20
 _READING = 0.8
 """The share of the time limit in which peers are read. In the rest, the engine schedules what they did not send."""
@@ -37,7 +37,7 @@ class BackgroundLoads:
 
     Each load is reported to ``ended`` once, on one of these threads, when none of them touches its blocks any more. If
     it has donors, those that could be read go to ``staged`` before. Without ``peering``, nothing is read at other
-    locations. What is read there, or from an object store, has threads of its own.
+    locations. What is read there, or from an object store, has its own threads.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The connector's worker side: moves pages between the engine's blocks and the tiers.
 
-vLLM's worker-side calls end up here. Loads, and everything that leaves the blocks, run in threads of their own.
+vLLM's worker-side calls end up here. Loads, and everything that leaves the blocks, run in their own threads.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Extraction by rules in a process of its own."""
+"""Extraction by rules in its own process."""
 
 import threading
 from collections.abc import Sequence
