@@ -4,7 +4,15 @@ from collections.abc import Iterator
 
 from examine.evaluation.evaluation import ANSWERS, PICTURE, REPORT, EvaluationReport
 from examine.evaluation.tables import figures, notes
-from examine.measuring.markdown import table
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table. Bars in cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
 
 _MOST_FAILURES = 20
 

@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gateway.background.system_prompt import system_path
 from protocol.cache import CachePath
 from protocol.errors import PinRefused, UnknownNode
 from protocol.parts import Controller, PromptLayout
 from protocol.retrieval import Chunk
+from protocol.parts import PromptLayout
+from protocol.prompts import ChatMessage, SegmentKind
+
+
+def system_path(layout: PromptLayout) -> tuple[str, ...]:
+    """Keys of the system prompt that every prompt begins with. An empty one has no node."""
+    prompt = layout.lay_out((ChatMessage("user", "?"),), (), max_tokens=1)
+    return tuple(s.key for s in prompt.segments if s.kind is SegmentKind.SYSTEM and s.token_ids)
 
 
 async def pin_document(

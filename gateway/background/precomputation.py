@@ -8,13 +8,11 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from gateway.background.cache_jobs import CacheJob, CacheJobs, Ending
-from gateway.background.cached_sequences import cached_sequences
 from gateway.background.donors import Donors
 from gateway.background.idle_prefill import Outcome, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.background.past_queries import PastQueries
 from gateway.background.replay import Replay
-from gateway.background.room_left import RoomLeft
 from gateway.background.stored_documents import stored_documents
 from gateway.limits.auth import namespace_of
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -22,6 +20,60 @@ from gateway.wire.schemas import PrecomputeBody
 from protocol.documents import DocumentInfo
 from protocol.errors import RagtreeError, UnknownDocument
 from protocol.parts import Parts
+from gateway.background.idle_prefill import Outcome
+from collections.abc import Iterable, Iterator
+
+from gateway.background.pinning import system_path
+from protocol.cache import TreeNode
+from protocol.parts import Controller, PromptLayout
+
+
+_DEEPEST = 128
+_MOST_NODES = 20_000
+"""The controller shows this number within a tenth of a second, in which it admits no query."""
+
+
+async def cached_sequences(controller: Controller, layout: PromptLayout, namespace: str) -> frozenset[tuple[str, ...]]:
+    """Contents of the sequences of documents that some tier holds; of a larger tree, of its 20,000 most used nodes.
+
+    Raises Unavailable.
+    """
+    view = await controller.tree(_DEEPEST, _MOST_NODES)
+    below = view.namespaces.get(namespace, ())
+    for key in system_path(layout):
+        below = tuple(child for node in below if node.content == key for child in node.children)
+    return frozenset(_sequences(below, ()))
+
+
+def _sequences(nodes: Iterable[TreeNode], front: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for node in nodes:
+        if node.places:
+            yield (sequence := (*front, node.content))
+            yield from _sequences(node.children, sequence)
+
+
+_REFUSALS = 64
+"""After this number of prefills in a row without room, the next ones find none either, whatever their lengths."""
+
+
+class RoomLeft:
+    """Expects room until many prefills in a row have found none: one that is too long says nothing of shorter ones."""
+
+    def __init__(self) -> None:
+        self._refused = 0
+
+    @property
+    def expected(self) -> bool:
+        """Whether to try another prefill."""
+        return self._refused < _REFUSALS
+
+    def note(self, outcome: Outcome) -> None:
+        """Record what became of a prefill that was tried."""
+        if outcome == "no_room":
+            self._refused += 1
+        elif outcome == "computed":
+            self._refused = 0
+
 
 Cached: TypeAlias = frozenset[tuple[str, ...]]
 """Contents of the sequences of documents that are cached."""

@@ -16,7 +16,7 @@ from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
 from gateway.routes.json_route import JsonRoute, require_small
-from gateway.routes.responses import json_response
+from gateway.routes.bodies import json_response
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import (
     CacheStats,

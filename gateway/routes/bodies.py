@@ -1,10 +1,15 @@
-"""Validation of bodies that a route reads itself because it accepts several formats."""
+"""Bodies of requests and replies."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 """Media types of JSON lines."""
@@ -21,3 +26,8 @@ def validating(*where: str) -> Iterator[None]:
             for problem in error.errors(include_url=False, include_input=False)
         ]
         raise RequestValidationError(problems) from None
+
+
+def json_response(content: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response with this content."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")

@@ -16,7 +16,7 @@ from gateway.routes.bodies import JSON_LINES, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
 from gateway.routes.document_json import document_from_json
 from gateway.routes.json_route import JsonRoute
-from gateway.routes.responses import json_response
+from gateway.routes.bodies import json_response
 from gateway.stores.uploads import SeenJob
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.openapi import errors, json_reply, reference

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError, InvalidRequest, Unavailable
 from retriever.embedding.base import Vector, unit_rows
-from retriever.embedding.word_tokenizer import word_tokenizer
+from retriever.embedding.hashing import word_tokenizer
 from retriever.settings import OpenAISettings
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits
 from retriever.index.faiss_index import FaissIndex
-from retriever.index.stage_slices import equal_slices
+from retriever.index.stage_planner import equal_slices
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 

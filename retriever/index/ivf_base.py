@@ -13,7 +13,7 @@ from retriever.embedding.vector_checks import checked_vectors, query_row
 from retriever.index.base import StageHits, Trained
 from retriever.index.faiss_index import FaissIndex, SliceScan
 from retriever.index.ivf_probe import Probe
-from retriever.index.stage_slices import equal_slices
+from retriever.index.stage_planner import equal_slices
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 

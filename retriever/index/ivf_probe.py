@@ -8,7 +8,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.faiss_index import SliceScan
-from retriever.index.stage_slices import Slice
+from retriever.index.stage_planner import Slice
 from retriever.store.chunks import Ids
 
 

@@ -1,6 +1,10 @@
 """Plan the number of stages of a search."""
 
 from retriever.settings import IndexSettings
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
 
 _LATEST_WEIGHT = 0.2
 
@@ -26,3 +30,18 @@ class StagePlanner:
         if units:
             weight = _LATEST_WEIGHT if self._seconds_per_unit else 1.0
             self._seconds_per_unit += weight * (seconds / units - self._seconds_per_unit)
+
+
+class Slice(NamedTuple):
+    """The units (rows or lists) that one stage reads, from ``begin`` up to ``end``."""
+
+    begin: int
+    end: int
+
+
+@lru_cache(1024)
+def equal_slices(units: int, stages: int) -> tuple[Slice, ...]:
+    """Cut ``units`` into about equal slices, one per stage; fewer if there are fewer units."""
+    stages = max(1, min(stages, units))
+    edges = [units * stage // stages for stage in range(stages + 1)]
+    return tuple(Slice(begin, end) for begin, end in pairwise(edges))

@@ -10,9 +10,28 @@ from protocol.graph import Triplet
 from retriever.embedding.base import Embedder, Vector
 from retriever.embedding.vector_checks import checked_vectors
 from retriever.ingestion.chunker import Chunker
-from retriever.ingestion.line_counter import LineCounter
 from retriever.ingestion.triplet_placement import placed_triplets, triplets_by_chunk
 from retriever.store.prepared_chunk import ChunkText, PreparedChunk
+from protocol.retrieval import Lines
+
+
+class LineCounter:
+    """Counts the lines of one text, which a line feed ends. It counts on from the range before, so these ascend."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._line = 1
+
+    def of(self, start: int, end: int) -> Lines:
+        """Return the lines of the characters from ``start`` up to ``end``, which must be above it.
+
+        ``start`` must not be below that of an earlier call.
+        """
+        self._line += self._text.count("\n", self._at, start)
+        self._at = start
+        return Lines(self._line, self._line + self._text.count("\n", start, end - 1))
+
 
 _CHUNKS_OF_A_PART = 128
 """About as many as a group of short documents has."""

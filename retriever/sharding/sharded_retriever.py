@@ -26,15 +26,42 @@ from retriever.ingestion.upload_intake import body_hash
 from retriever.reranking.factory import build_reranking
 from retriever.settings import NoRerankerSettings, RerankerSettings, ShardSettings
 from retriever.sharding.batch_splitter import split_batch
-from retriever.sharding.document_placement import shard_of
 from retriever.sharding.merged_jobs import merged_job, shard_job_ids
 from retriever.sharding.merged_listings import merged_collections, merged_page, merged_stats
-from retriever.sharding.orphan_numbers import by_shard, globally_numbered
 from retriever.sharding.shard import Shard
 from retriever.sharding.shard_group import ShardGroup
 from retriever.sharding.shard_reranker import ShardReranker
 from retriever.sharding.sharded_searcher import ShardedSearcher
 from retriever.sharding.stage_merger import chunk_of
+from blake3 import blake3
+from collections import defaultdict
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from protocol.documents import Orphan
+
+
+def globally_numbered(orphans: Iterable[Orphan], shard: int, shards: int) -> list[Orphan]:
+    """Return a shard's orphans, in order, with numbers that are unique over all shards."""
+    return [replace(orphan, number=orphan.number * shards + shard) for orphan in orphans]
+
+
+def by_shard(orphans: Iterable[Orphan], shards: int) -> dict[int, list[Orphan]]:
+    """Group orphans by shard, with the numbers that the shard gave them."""
+    found: dict[int, list[Orphan]] = defaultdict(list)
+    for orphan in orphans:
+        number, shard = divmod(orphan.number, shards)
+        found[shard].append(replace(orphan, number=number))
+    return found
+
+
+def shard_of(shards: int, *names: str) -> int:
+    """Return the shard, from 0, for these names. Evenly distributed, and equal in every process and release."""
+    # Names may contain lone surrogates. The shard refuses them.
+    named = "\0".join(names).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake3(named).digest(length=8), "big") % shards
+
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, j
 from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
-from gateway.routes.responses import json_response
+from gateway.routes.bodies import json_response
 from gateway.routes.sse import response_frames
 from gateway.wire.openai.response_body import ResponseBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents

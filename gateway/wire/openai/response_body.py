@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from gateway.wire.entries import at_most
-from gateway.wire.openai.conversation_fields import ConversationFields
+from gateway.wire.openai.body_fields import ConversationFields
 from gateway.wire.openai.messages import ContentPart, chat_message
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import JsonObject, NamedSchema, PlainText

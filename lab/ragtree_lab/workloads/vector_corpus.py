@@ -15,7 +15,7 @@ from protocol.errors import InternalError, InvalidRequest
 from ragtree_lab.workloads.corpus import SYLLABLES
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors
 from retriever.embedding.base import Vector
-from retriever.embedding.word_tokenizer import word_tokenizer
+from retriever.embedding.hashing import word_tokenizer
 from retriever.retriever import Retriever
 
 TENANT = "bench"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from protocol.errors import ConfigError
-from retriever.embedding.word_tokenizer import word_tokenizer
+from retriever.embedding.hashing import word_tokenizer
 from retriever.ingestion.chunker import Chunker
 from retriever.settings import ChunkSettings
 

@@ -7,7 +7,7 @@ from retriever_cases import TENANT, ended, pdf, put, running, search
 
 from protocol.documents import DocumentUpload
 from protocol.retrieval import Lines
-from retriever.ingestion.line_counter import LineCounter
+from retriever.ingestion.chunk_preparer import LineCounter
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.schema import VERSIONS

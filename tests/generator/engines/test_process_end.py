@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.quick_exit import exit_without_collecting
+from generator.process_end import exit_without_collecting
 
 STATUS = 3
 

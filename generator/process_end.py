@@ -1,4 +1,4 @@
-"""Ends an engine's process when the process that started it is gone.
+"""How an engine's processes end: with the process that started them, and without collecting garbage first.
 
 vLLM ends its engines when it is closed. After a SIGKILL nobody does, and an engine would keep its GPU for good.
 """
@@ -8,6 +8,10 @@ import os
 import signal
 import threading
 import time
+import atexit
+import gc
+import multiprocessing
+
 
 _PATIENCE_S = 10.0
 """After SIGTERM, an engine has this long to end its ranks and to free its shared memory."""
@@ -26,3 +30,9 @@ def _watch() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_PATIENCE_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_without_collecting() -> None:
+    """Do so when this process ends. Does nothing in a process that ``multiprocessing`` has not started."""
+    if multiprocessing.parent_process() is not None:
+        atexit.register(gc.freeze)
