@@ -75,8 +75,8 @@ class ControllerSettings(BaseModel):
     )
     recompute_method: str = Field(
         "query",
-        description="How they are chosen: query (by the question's attention), cacheclip or cacheclip-strict (by its "
-        "attention in generator.kv.auxiliary_model), cacheblend, epic, random, none or ape.",
+        description="How they are chosen: query (by the question's attention) or none. The laboratory adds cacheclip "
+        "and cacheclip-strict (by the attention in generator.kv.auxiliary_model), cacheblend, epic, random and ape.",
     )
     graph_attention: GraphAttention = Field(
         GraphAttention.AUTO,

@@ -1,17 +1,11 @@
 """The composition root of composing: puts a composer together for one engine."""
 
-from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import structlog
 import torch
 from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 
 from generator.composing.attention_layers import AttentionLayer, attention_layers
-from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
-from generator.composing.auxiliary.document_cache import DocumentCache
-from generator.composing.auxiliary.token_spans import TokenSpans
 from generator.composing.composer import Composer
 from generator.composing.dependency.branch_cache import BranchCache
 from generator.composing.dependency.token_kv import TokenKv
@@ -19,24 +13,17 @@ from generator.composing.dependency.tree_composer import TreeComposer
 from generator.composing.deviation import Deviation
 from generator.composing.partial_forward import PartialForward
 from generator.composing.rotation import MOST_ERROR
-from generator.composing.selection.attention_temperature import AttentionTemperature
-from generator.composing.selection.auxiliary_attention import AuxiliaryAttention
+from generator.composing.selection.added import EngineParts, added_selectors
 from generator.composing.selection.base import Selector
-from generator.composing.selection.cache_blend import CacheBlend
-from generator.composing.selection.first_tokens import FirstTokens
 from generator.composing.selection.nothing import Nothing
 from generator.composing.selection.question_attention import QuestionAttention
-from generator.composing.selection.random_windows import RandomWindows
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 from protocol.generation import ASKED_TOKENS
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-log = structlog.get_logger(__name__)
 
 _PROBED = (1, 100, 1000)
 """Positions that a token is moved to, to check the rotation."""
@@ -66,22 +53,17 @@ def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int
     _check_rotation(layers, forward, config.model_config.max_model_len)
     scheduler = config.scheduler_config
     step_tokens = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+    parts = EngineParts(
+        layers, forward, blocks.page_tokens, config.model_config, settings, tensor_model_parallel_all_reduce
+    )
     selectors: dict[str, Selector] = {
         "query": QuestionAttention(layers, forward, _highest_of_ranks, min(ASKED_TOKENS, blocks.page_tokens)),
-        "cacheblend": CacheBlend(layers, forward, tensor_model_parallel_all_reduce),
-        "epic": FirstTokens(),
-        "random": RandomWindows(),
         "none": Nothing(),
-        "ape": AttentionTemperature(layers, blocks.page_tokens),
+        **added_selectors(parts),
     }
-    kept = DocumentCache(int(settings.auxiliary_gib * (1 << 30)))
-    # The number of threads that torch uses is a setting of each thread.
-    beside = ThreadPoolExecutor(1, "select", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
-    if settings.auxiliary_model is not None:
-        selectors |= _auxiliary_selectors(Path(settings.auxiliary_model), config.model_config, kept, beside)
     deviation = Deviation(layers[len(layers) // 2], tensor_model_parallel_all_reduce)
     page_tokens = blocks.page_tokens
-    documents = Composer(layers, forward, selectors, deviation, kept, beside, page_tokens, step_tokens)
+    documents = Composer(layers, forward, selectors, deviation, page_tokens, step_tokens)
     branch_tokens = int(settings.graph_gib * (1 << 30)) * page_tokens // blocks.page_bytes
     memory = TokenKv.empty(branch_tokens, layers, torch.device("cpu"))
     try:
@@ -89,22 +71,6 @@ def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int
     except ConfigError as error:
         return Composers(documents, None, error.message, 0)
     return Composers(documents, trees, "", branch_tokens)
-
-
-def _auxiliary_selectors(
-    folder: Path, model: "ModelConfig", kept: DocumentCache, beside: Executor
-) -> dict[str, Selector]:
-    """The selectors that ask an auxiliary model, or none if it cannot be used."""
-    try:
-        auxiliary = AuxiliaryModel(folder, model.dtype)
-        tokens = TokenSpans(Path(model.tokenizer))
-    except ConfigError as error:
-        log.warning("auxiliary_model_not_used", reason=error.message)
-        return {}
-    return {
-        "cacheclip": AuxiliaryAttention(auxiliary, tokens, kept, beside, strict=False),
-        "cacheclip-strict": AuxiliaryAttention(auxiliary, tokens, kept, beside, strict=True),
-    }
 
 
 def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:

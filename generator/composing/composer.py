@@ -2,17 +2,15 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import NamedTuple
 
 import torch
 
 from generator.composing.attended_blocks import AttendedBlocks
 from generator.composing.attention_layers import AttentionLayer
-from generator.composing.auxiliary.document_cache import DocumentCache
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
-from generator.composing.deletions import IsDeleted
+from generator.composing.deletions import Deletions, IsDeleted
 from generator.composing.deviation import Deviation, TooFar
 from generator.composing.donated import Donated, joined_pages, moved_together, moves_of
 from generator.composing.partial_forward import PartialForward
@@ -55,7 +53,7 @@ class Composed(NamedTuple):
 class Composer:
     """Composes prompts on an engine's ``layers``, computing at most ``step_tokens`` tokens at a time.
 
-    ``beside`` runs what ``selectors`` compute beside the engine.
+    ``selectors`` choose what is computed again, by name.
     """
 
     def __init__(
@@ -64,8 +62,6 @@ class Composer:
         forward: PartialForward,
         selectors: Mapping[str, Selector],
         deviation: Deviation,
-        kept: DocumentCache,
-        beside: Executor,
         page_tokens: int,
         step_tokens: int,
     ) -> None:
@@ -73,8 +69,7 @@ class Composer:
         self._forward = forward
         self._selectors = selectors
         self._deviation = deviation
-        self._kept = kept
-        self._beside = beside
+        self._deletions = Deletions()
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
 
@@ -86,11 +81,13 @@ class Composer:
     @property
     def deletions(self) -> int:
         """How often documents were deleted."""
-        return self._kept.deletions
+        return self._deletions.count
 
     def forget(self, is_deleted: IsDeleted) -> None:
         """Drop what selectors keep of deleted documents."""
-        self._kept.forget(is_deleted)
+        self._deletions.add(is_deleted)
+        for selector in self._selectors.values():
+            selector.forget(is_deleted)
 
     def with_scores(self, prompt: ComposedPrompt, method: str) -> ComposedPrompt:
         """The prompt, whose documents are not in place yet, with what its selector computes beside the engine."""
@@ -98,8 +95,9 @@ class Composer:
         return prompt if selector is None else prompt._replace(scores=selector.scores_beside(prompt))
 
     def close(self) -> None:
-        """End what runs beside the engine."""
-        self._beside.shutdown(wait=True, cancel_futures=True)
+        """End what selectors run beside the engine."""
+        for selector in self._selectors.values():
+            selector.close()
 
     def steps(self, task: Task) -> Iterator[Composed | None]:
         """Compose a prompt in steps between which the engine may do other work. The last one yields the result.

@@ -1,6 +1,9 @@
 """Prompts of three documents, each of which has KV of its own behind the system prompt."""
 
+from importlib.util import find_spec
+
 import msgspec
+import pytest
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, THIRD, ask, forget_blocks, kv_path
 
 from examine.measuring.kv_paths import KvPath
@@ -12,6 +15,13 @@ from protocol.tiers import Tier
 
 DONATED = 113 + 70
 """Tokens of the second and the third document."""
+
+_WITH_LAB = pytest.mark.skipif(find_spec("ragtree_lab") is None, reason="the laboratory is not installed")
+
+
+def of_lab(*methods: str) -> list[object]:
+    """Selectors of the laboratory, as parameters of a test that is skipped without it."""
+    return [pytest.param(method, marks=_WITH_LAB) for method in methods]
 
 
 class ComposedPrompts:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.deletions import IsDeleted
 from generator.composing.runs import Run
 
 
@@ -38,3 +39,9 @@ class Selector(ABC):
         ``select`` finds it in ``ComposedPrompt.scores``. Some of the documents may be missing there.
         """
         return None
+
+    def forget(self, is_deleted: IsDeleted) -> None:
+        """Drop what is kept of deleted documents."""
+
+    def close(self) -> None:
+        """End what runs beside the engine."""

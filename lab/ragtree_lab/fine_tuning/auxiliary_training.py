@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from generator.composing.auxiliary.reading import PREFIX, model_with_attention
-from generator.composing.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
+from ragtree_lab.selectors.auxiliary.reading import PREFIX, model_with_attention
+from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
 from protocol.errors import ConfigError
 
 _TOP = 0.2

@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 from tiny_models import llama, make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
+from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
 from protocol.errors import ConfigError
 from ragtree_lab.fine_tuning.auxiliary_training import AuxiliaryTraining, Reading
 

@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 import pytest
 import pytest_asyncio
-from composed_prompts import DONATED, ComposedPrompts
+from composed_prompts import DONATED, ComposedPrompts, of_lab
 from kv_plans import DISK, FIRST, GPU, HOST, SYSTEM, ask, held, kv_path, uncached_tokens, until_held
 
 from examine.measuring.kv_paths import random_segment
@@ -32,7 +32,7 @@ class TestAnswers:
         assert answer.prefill.loaded == {prompts.tier: 27 + 170}
         assert (answer.prefill.composed_tokens, answer.prefill.recomputed_tokens) == (0, DONATED)
 
-    @pytest.mark.parametrize("method", ["query", "cacheclip", "cacheblend", "epic", "random"])
+    @pytest.mark.parametrize("method", ["query", *of_lab("cacheclip", "cacheblend", "epic", "random")])
     async def test_no_more_than_the_share_is_computed_again(self, engine, prompts, method):
         answer = await ask(engine, prompts.plan("why?", 0.3, method))
         recomputed = answer.prefill.recomputed_tokens
@@ -40,7 +40,7 @@ class TestAnswers:
         assert answer.prefill.composed_tokens == DONATED - recomputed
         assert answer.prefill.lost == ()
 
-    @pytest.mark.parametrize("method", ["none", "ape", "cacheclip-strict"])
+    @pytest.mark.parametrize("method", ["none", *of_lab("ape", "cacheclip-strict")])
     async def test_direct_reuse_computes_the_question_alone(self, engine, prompts, method):
         answer = await ask(engine, prompts.plan("why?", 0.0, method))
         assert answer.prefill.composed_tokens == DONATED
@@ -75,9 +75,12 @@ class TestAnswers:
         answer = await ask(engine, msgspec.structs.replace(plan, nodes=nodes, recompute=Recompute("none", 0.0)))
         assert answer.prefill.composed_tokens == 4
 
-    async def test_an_attention_temperature_changes_the_answer_and_nothing_that_others_use(self, engine, prompts):
+    @pytest.mark.parametrize("method", of_lab("ape"))
+    async def test_an_attention_temperature_changes_the_answer_and_nothing_that_others_use(
+        self, engine, prompts, method
+    ):
         direct = await ask(engine, prompts.plan("why?", 0.0, "none"))
-        sharpened = await ask(engine, prompts.plan("why?", 0.0, "ape"))
+        sharpened = await ask(engine, prompts.plan("why?", 0.0, method))
         assert sharpened.tokens != direct.tokens
         assert (await ask(engine, prompts.plan("why?", 0.0, "none"))).tokens == direct.tokens
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from generator.composing.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
+from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
 from protocol.errors import ConfigError
 
 TEXT = "Grüße from Oslo"

@@ -4,10 +4,11 @@ from concurrent.futures import Executor, Future
 
 import torch
 
-from generator.composing.auxiliary.auxiliary_model import AuxiliaryModel
-from generator.composing.auxiliary.document_cache import DocumentCache, ReadDocument
-from generator.composing.auxiliary.token_spans import TokenSpans, highest_by_characters
+from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
+from ragtree_lab.selectors.auxiliary.document_cache import DocumentCache, ReadDocument
+from ragtree_lab.selectors.auxiliary.token_spans import TokenSpans, highest_by_characters
 from generator.composing.composed_prompt import ComposedPrompt, Content
+from generator.composing.deletions import IsDeleted
 from generator.composing.runs import WINDOW, best, windows
 from generator.composing.selection.base import Selection, Selector
 
@@ -46,6 +47,14 @@ class AuxiliaryAttention(Selector):
         chosen[scores.topk(budget).indices] = 1
         crowded = [run for run in candidates if int(chosen[run.start : run.end].sum()) >= _CROWDED]
         return Selection(best(crowded, chosen, budget))
+
+    def forget(self, is_deleted: IsDeleted) -> None:
+        """Drop the KV of deleted documents."""
+        self._kept.forget(is_deleted)
+
+    def close(self) -> None:
+        """End the thread that the model runs on."""
+        self._beside.shutdown(wait=True, cancel_futures=True)
 
     def _scores(self, prompt: ComposedPrompt) -> torch.Tensor:
         """The score of each position in front of the question."""

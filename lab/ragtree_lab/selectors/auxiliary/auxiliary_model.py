@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from generator.composing.auxiliary.reading import PREFIX, model_with_attention
-from generator.composing.auxiliary.token_spans import Span, TokenSpans
+from ragtree_lab.selectors.auxiliary.reading import PREFIX, model_with_attention
+from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans
 from generator.composing.rotation import MOST_ERROR, Rotation
 from protocol.errors import ConfigError
 
