@@ -6,6 +6,7 @@ from typing import Any
 
 from generator.engines.engine import Engine
 from generator.engines.fake_engine import FakeEngine
+from generator.engines.vllm_arguments import check_engine_arguments
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import SHIPPED, ModelStore
 from generator.prompts.layout import SegmentLayout
@@ -25,7 +26,12 @@ class GeneratorFactory:
         self._models = models
 
     def fetch(self) -> None:
-        """Bring the model onto this machine: convert or download it if needed. Raises ConfigError if that fails."""
+        """Bring the model onto this machine: convert or download it if needed.
+
+        Raises ConfigError if that fails, and for arguments that no engine has: engines are started much later.
+        """
+        if self._settings.engine == "vllm":
+            check_engine_arguments(self._settings.engine_args)
         self._model_folder()
 
     def engine(self, instance: str = "generator") -> Engine:

@@ -1,5 +1,6 @@
 """Start-up configuration of vLLM: its environment and its engine arguments."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,6 +88,17 @@ def has_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for arguments that vLLM does not have. Without any, vLLM is not loaded."""
+    if not arguments:
+        return
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    unknown = arguments.keys() - {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    if unknown:
+        raise ConfigError(f"vLLM has no engine argument {', '.join(sorted(unknown))}", "generator.engine_args")
 
 
 def step_budget(scheduler: "SchedulerConfig") -> StepBudget:
