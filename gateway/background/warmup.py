@@ -24,7 +24,7 @@ class WarmUp(CacheJob, kw_only=True):
     failed: int = 0
 
 
-class AskedFor(NamedTuple):
+class WarmUpQueries(NamedTuple):
     """What a warm-up replays: ``queries``, or those in the ``log`` of a tenant, in a collection if one is given."""
 
     queries: Counter[SearchRequest]
@@ -45,16 +45,16 @@ class WarmUps:
         self._past = past
         self._replay = replay
 
-    def asked_for(self, body: WarmBody, tenant: str) -> AskedFor:
+    def asked_for(self, body: WarmBody, tenant: str) -> WarmUpQueries:
         """What ``body`` asks for. ``tenant`` applies to queries that name none. Raises QuestionTooLong.
 
         Takes time for each query.
         """
         owner = body.tenant or tenant
         queries = Counter(self._past.as_search(query, owner, body.collection) for query in body.queries)
-        return AskedFor(queries, body.log, owner, body.collection)
+        return WarmUpQueries(queries, body.log, owner, body.collection)
 
-    def start(self, asked: AskedFor) -> WarmUp:
+    def start(self, asked: WarmUpQueries) -> WarmUp:
         """Start a warm-up. Raises Conflict while another one runs."""
 
         async def work(job: WarmUp) -> Ending:
