@@ -1,6 +1,7 @@
 """Steps that tenants share: a prefill of one does not make the answers of another wait for long."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,7 @@ if TYPE_CHECKING:
 _SHARED_STEP_S = 0.1
 """How long the prefills in a step may take while another tenant's answer waits for its next token."""
 _LEAST_TOKENS = 32
-"""Less would take as long, and prefill less."""
-_MEASURED_TOKENS = 64
-"""The time of a step of fewer tokens says little about one token."""
+"""Less would take as long, and prefill less. The time of a step of fewer tokens says little about one token."""
 _KEPT = 0.8
 """The weight of earlier steps in the time of a token."""
 
@@ -31,13 +30,14 @@ class FairSteps:
         self._scheduler = scheduler
         self._clock = clock
         self._most: int = scheduler.long_prefill_token_threshold
-        self._begun = 0.0
-        self._tokens = 0
+        # When each step under way began, and its tokens, the oldest first.
+        self._steps: deque[tuple[float, int]] = deque()
+        self._ended = 0.0
         self._token_s = 0.0
 
     def begin(self, states: Iterable[RequestState], tokens: int) -> None:
         """Note that a step of these ``tokens`` begins, and bound the prefills of the next one."""
-        self._measure(tokens)
+        self._steps.append((self._clock(), tokens))
         answering: set[str] = set()
         prefilling: list[str] = []
         for state in states:
@@ -48,16 +48,17 @@ class FairSteps:
         others = any(answering - {tenant} for tenant in prefilling)
         self._scheduler.long_prefill_token_threshold = self._bounded(len(prefilling)) if others else self._most
 
+    def end(self) -> None:
+        """Learn from the oldest step under way, which ends. It was computed behind those before it."""
+        begun, tokens = self._steps.popleft()
+        now = self._clock()
+        if tokens >= _LEAST_TOKENS:
+            token_s = (now - max(begun, self._ended)) / tokens
+            self._token_s = _KEPT * self._token_s + (1 - _KEPT) * token_s if self._token_s else token_s
+        self._ended = now
+
     def _bounded(self, prefills: int) -> int:
         if not self._token_s:
             return self._most
         fair = max(_LEAST_TOKENS, int(_SHARED_STEP_S / self._token_s) // prefills)
         return min(fair, self._most or fair)
-
-    def _measure(self, tokens: int) -> None:
-        """Learn from the step before, which ends as this one begins."""
-        now = self._clock()
-        if self._tokens >= _MEASURED_TOKENS:
-            token_s = (now - self._begun) / self._tokens
-            self._token_s = _KEPT * self._token_s + (1 - _KEPT) * token_s if self._token_s else token_s
-        self._begun, self._tokens = now, tokens

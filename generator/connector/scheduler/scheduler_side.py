@@ -255,6 +255,8 @@ class SchedulerSide:
     def end_step(self) -> None:
         """Record the end of the oldest step under way. Its results, if any, are taken before."""
         self._gpu.give_back(self._steps.popleft().copied_from)
+        if self._fair_steps is not None:
+            self._fair_steps.end()
 
     # Reports
 

@@ -84,10 +84,7 @@ def loop_watchdog():
 
 @pytest.fixture
 async def gateway(stack, in_process, loop_watchdog, monkeypatch):
-    """Requests that held the loop are sent again, five times at most: what holds it does so each time.
-
-    A busy machine makes any callback slow now and then, for half a second and not only once.
-    """
+    """Requests that held the loop are sent again, twice at most: a busy machine makes a callback slow now and then."""
     stack.layout.context = 1_000_000
     async with in_process() as served:
         await asyncio.gather(
@@ -97,7 +94,7 @@ async def gateway(stack, in_process, loop_watchdog, monkeypatch):
 
         async def requested(*arguments: object, **options: object) -> httpx.Response:
             held = len(loop_watchdog.held)
-            for _ in range(6):
+            for _ in range(3):
                 del loop_watchdog.held[held:]
                 replied = await request(*arguments, **options)
                 if len(loop_watchdog.held) == held:

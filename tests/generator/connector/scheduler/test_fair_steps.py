@@ -16,6 +16,17 @@ class Steps:
         self._token_s = token_s
         self._fair = FairSteps(self.config, lambda: self._now)
 
+    def wait(self, seconds: float) -> None:
+        self._now += seconds
+
+    def two_at_once(self, tokens: int) -> None:
+        """Begin a step while another one is computed."""
+        for _ in range(2):
+            self._fair.begin((), tokens)
+        for _ in range(2):
+            self.wait(tokens * self._token_s)
+            self._fair.end()
+
     def most(self, *requests: tuple[str, int], tokens: int = 1024) -> int:
         """What a prompt may take of a step behind two of so many tokens. A request has a tenant and output tokens."""
         states = [
@@ -24,7 +35,8 @@ class Steps:
         ]
         for _ in range(2):
             self._fair.begin(states, tokens)
-            self._now += tokens * self._token_s
+            self.wait(tokens * self._token_s)
+            self._fair.end()
         return self.config.long_prefill_token_threshold
 
 
@@ -52,6 +64,19 @@ def test_slow_steps_still_prefill_something():
 
 def test_steps_of_few_tokens_are_not_measured():
     assert Steps(1.0).most(("one", 0), ("two", 5), tokens=8) == 768
+
+
+def test_pauses_between_steps_are_not_measured():
+    steps = Steps(0.001)
+    steps.most(("one", 0))
+    steps.wait(3600)
+    assert steps.most(("one", 0), ("two", 5)) == pytest.approx(100, abs=1)
+
+
+def test_steps_that_begin_while_others_are_computed_take_their_own_time():
+    steps = Steps(0.001)
+    steps.two_at_once(1024)
+    assert steps.most(("one", 0), ("two", 5)) == pytest.approx(100, abs=1)
 
 
 def test_a_scheduler_without_a_bound_gets_one_while_tenants_share_it():
