@@ -100,9 +100,7 @@ class ControllerSettings(BaseModel):
         description="Seconds in the queue after which a query's documents are prefetched before its turn: their KV "
         "is loaded, and computed if the engine has room. None switches this off.",
     )
-    lease_s: float = Field(
-        900.0, gt=0, description="Seconds after which a plan that is not completed counts as lost."
-    )
+    lease_s: float = Field(900.0, gt=0, description="Seconds after which a plan that is not completed counts as lost.")
     first_token_s: float = Field(
         180.0, gt=0, description="Seconds after which queries stop waiting for a plan that has no first token."
     )

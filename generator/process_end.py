@@ -3,15 +3,13 @@
 vLLM ends its engines when it is closed. After a SIGKILL nobody does, and an engine would keep its GPU for good.
 """
 
+import atexit
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
-import atexit
-import gc
-import multiprocessing
-
 
 _PATIENCE_S = 10.0
 """After SIGTERM, an engine has this long to end its ranks and to free its shared memory."""

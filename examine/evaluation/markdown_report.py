@@ -1,11 +1,9 @@
 """The text of ``report.md``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from examine.evaluation.evaluation import ANSWERS, PICTURE, REPORT, EvaluationReport
 from examine.evaluation.tables import figures, notes
-
-from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

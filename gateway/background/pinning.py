@@ -6,9 +6,8 @@ from contextlib import suppress
 from protocol.cache import CachePath
 from protocol.errors import PinRefused, UnknownNode
 from protocol.parts import Controller, PromptLayout
-from protocol.retrieval import Chunk
-from protocol.parts import PromptLayout
 from protocol.prompts import ChatMessage, SegmentKind
+from protocol.retrieval import Chunk
 
 
 def system_path(layout: PromptLayout) -> tuple[str, ...]:

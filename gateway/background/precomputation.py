@@ -1,7 +1,7 @@
 """Precomputation: jobs that prefill the documents of collections, and frequent sequences of them, ahead of time."""
 
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -12,21 +12,16 @@ from gateway.background.donors import Donors
 from gateway.background.idle_prefill import Outcome, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.background.past_queries import PastQueries
+from gateway.background.pinning import system_path
 from gateway.background.replay import Replay
 from gateway.background.stored_documents import stored_documents
 from gateway.limits.auth import namespace_of
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.wire.schemas import PrecomputeBody
+from protocol.cache import TreeNode
 from protocol.documents import DocumentInfo
 from protocol.errors import RagtreeError, UnknownDocument
-from protocol.parts import Parts
-from gateway.background.idle_prefill import Outcome
-from collections.abc import Iterable, Iterator
-
-from gateway.background.pinning import system_path
-from protocol.cache import TreeNode
-from protocol.parts import Controller, PromptLayout
-
+from protocol.parts import Controller, Parts, PromptLayout
 
 _DEEPEST = 128
 _MOST_NODES = 20_000

@@ -12,11 +12,10 @@ from starlette.responses import Response
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
 from gateway.routes.any_text import any_text
-from gateway.routes.bodies import JSON_LINES, validating
+from gateway.routes.bodies import JSON_LINES, json_response, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
 from gateway.routes.json_route import JsonRoute, require_small
-from gateway.routes.bodies import json_response
 from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import (
     CacheStats,

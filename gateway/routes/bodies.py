@@ -1,15 +1,12 @@
 """Bodies of requests and replies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import msgspec
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from collections.abc import Mapping
-
-import msgspec
 from starlette.responses import Response
-
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 """Media types of JSON lines."""

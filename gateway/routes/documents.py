@@ -12,11 +12,10 @@ from starlette.responses import Response
 
 from gateway.off_loop import off_loop
 from gateway.routes.any_text import any_text
-from gateway.routes.bodies import JSON_LINES, validating
+from gateway.routes.bodies import JSON_LINES, json_response, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
 from gateway.routes.document_json import document_from_json
 from gateway.routes.json_route import JsonRoute
-from gateway.routes.bodies import json_response
 from gateway.stores.uploads import SeenJob
 from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
 from gateway.wire.openapi import errors, json_reply, reference

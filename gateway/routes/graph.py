@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep
 from gateway.routes.documents import CollectionPath
 from gateway.routes.json_route import JsonRoute
-from gateway.routes.bodies import json_response
 from gateway.wire.graph import GraphReply
 from gateway.wire.openapi import errors, json_reply
 from protocol.graph import GraphRequest

@@ -4,8 +4,8 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from gateway.routes.dependencies import GatewayDep
 from gateway.routes.bodies import json_response
+from gateway.routes.dependencies import GatewayDep
 from gateway.wire.health_replies import Health, Ready
 from gateway.wire.openapi import errors, json_reply
 from protocol.errors import DeployFailed, Unavailable

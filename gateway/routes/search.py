@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, SearchSlotDep, json_only
 from gateway.routes.json_route import JsonRoute
-from gateway.routes.bodies import json_response
 from gateway.search.prompt_context import PromptContext
 from gateway.wire.openapi import errors, json_reply
 from gateway.wire.search import FindBody, SearchReply

@@ -1,6 +1,7 @@
 """Replies with documents, collections and ingestion jobs."""
 
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -8,9 +9,6 @@ from gateway.stores.uploads import SeenJob
 from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus, StoredDocument
 from protocol.filters import Attributes
 from protocol.retrieval import Chunk, Lines, Pages
-from urllib.parse import quote
-
-from protocol.retrieval import Chunk
 
 
 def document_url(collection: str, document_id: str) -> str:

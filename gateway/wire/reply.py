@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
+from gateway.wire.document_replies import chunk_url, document_url
 from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reuse import FactsAttention, ReuseClass
 from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import TimelineEntry
-from gateway.wire.document_replies import chunk_url, document_url
 from protocol.filters import Attributes
 from protocol.generation import FinishReason
 from protocol.graph import Subgraph

@@ -19,8 +19,7 @@ from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.step_record import STEP_FILE, StepRecord
 from generator.connector.worker_connector import WorkerConnector
-from generator.process_end import end_with_parent
-from generator.process_end import exit_without_collecting
+from generator.process_end import end_with_parent, exit_without_collecting
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.stream import Stream
-from generator.peers.wire import REQUESTS, Head, ReplyEnd, ReadRequest, Status, encode_head, framed
+from generator.peers.wire import REQUESTS, Head, ReadRequest, ReplyEnd, Status, encode_head, framed
 from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, TierUnavailable
 from protocol.tiers import Tier
 

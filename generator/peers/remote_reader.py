@@ -6,7 +6,7 @@ from typing import NamedTuple
 from generator.peers.connection_pool import ConnectionPool, Reply
 from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.page_rooms import BlockRooms, PageRooms
-from generator.peers.wire import OUTCOMES, Head, ReplyEnd, ReadRequest, Status, decode_head, framed
+from generator.peers.wire import OUTCOMES, Head, ReadRequest, ReplyEnd, Status, decode_head, framed
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
 from protocol.kv import Pages
 from protocol.tiers import Tier

@@ -30,6 +30,7 @@ class AnswerReader:
         self.itl: list[float] = []
         self.sources: list[str] = []
         self.cited: list[str] = []
+        self.tokens: list[tuple[str, float]] = []
         self._text: list[str] = []
 
     @property
@@ -98,6 +99,7 @@ class AnswerReader:
             self.cited += _documents([body.get("annotation")])
         elif event.name == "output_text.delta" and body.get("delta"):
             self._text.append(str(body["delta"]))
+            self.tokens += [(str(each["token"]), float(each["logprob"])) for each in body.get("logprobs", ())]
             self._time_text(now)
 
     def _time_text(self, now: float) -> None:

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from tokenizers import Tokenizer
-
-from retriever.embedding.base import Vector, unit_rows
-from retriever.settings import HashingSettings
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
+from retriever.embedding.base import Vector, unit_rows
+from retriever.settings import HashingSettings
 
 _TOKEN = r"\w{1,16}|[^\w\s]"  # noqa: S105  # nosec B105  # a pattern
 

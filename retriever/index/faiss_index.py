@@ -12,8 +12,7 @@ from retriever.embedding.base import Vector
 from retriever.embedding.vector_checks import checked_query, checked_vectors
 from retriever.index.base import StageHits
 from retriever.index.read_write_lock import ReadWriteLock
-from retriever.index.stage_planner import StagePlanner
-from retriever.index.stage_planner import Slice
+from retriever.index.stage_planner import Slice, StagePlanner
 from retriever.index.top_k import TopK
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids

@@ -13,8 +13,7 @@ from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained
 from retriever.index.faiss_index import FaissIndex
 from retriever.index.removed_ids import RemovedIds
-from retriever.index.stage_planner import StagePlanner
-from retriever.index.stage_planner import Slice
+from retriever.index.stage_planner import Slice, StagePlanner
 from retriever.index.top_k import TopK
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids

@@ -1,10 +1,10 @@
 """Plan the number of stages of a search."""
 
-from retriever.settings import IndexSettings
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from retriever.settings import IndexSettings
 
 _LATEST_WEIGHT = 0.2
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from protocol.errors import EmptyDocument
 from protocol.graph import Triplet
+from protocol.retrieval import Lines
 from retriever.embedding.base import Embedder, Vector
 from retriever.embedding.vector_checks import checked_vectors
 from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.triplet_placement import placed_triplets, triplets_by_chunk
 from retriever.store.prepared_chunk import ChunkText, PreparedChunk
-from protocol.retrieval import Lines
 
 
 class LineCounter:

@@ -1,12 +1,14 @@
 """Several shards as one retriever: `protocol.parts.Retriever` over any number of retrievers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
 from typing import TypeVar
 
+from blake3 import blake3
 from msgspec.structs import replace
 
 from protocol.documents import (
@@ -33,13 +35,6 @@ from retriever.sharding.shard_group import ShardGroup
 from retriever.sharding.shard_reranker import ShardReranker
 from retriever.sharding.sharded_searcher import ShardedSearcher
 from retriever.sharding.stage_merger import chunk_of
-from blake3 import blake3
-from collections import defaultdict
-from collections.abc import Iterable
-
-from msgspec.structs import replace
-
-from protocol.documents import Orphan
 
 
 def globally_numbered(orphans: Iterable[Orphan], shard: int, shards: int) -> list[Orphan]:

@@ -84,7 +84,7 @@ def evaluate(
     Ctrl-C keeps what was measured. The exit code is 0 only if a question was answered.
     """
     from examine.evaluation.asking import Asker
-    from examine.evaluation.evaluation import EvaluationSubject, Evaluation
+    from examine.evaluation.evaluation import Evaluation, EvaluationSubject
     from examine.evaluation.question_file import read_questions
     from examine.report_folder import ReportFolder
 

@@ -8,10 +8,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class StubStack:
-    """Answers every question with ``answer`` from ``sources``, and ``/broken`` with a status and an error code."""
+    """Answers every question with ``answer`` from ``sources``, and ``/broken`` with a status and an error code.
+
+    Each word of the answer has this ``logprob``.
+    """
 
     def __init__(self) -> None:
         self.answer = "Twelve barrels."
+        self.logprob = -1.0
         self.sources = ["0"]
         self.collections = ["default"]
         self.broken, self.code = 500, "internal_error"
@@ -47,11 +51,12 @@ def _handler(stack: StubStack):
 
         def _stream(self):
             found = [{"document_id": source} for source in stack.sources]
+            tokens = [{"token": word, "logprob": stack.logprob} for word in stack.answer.split()]
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             self.wfile.write(_event("retrieval.completed", results=found))
-            self.wfile.write(_event("output_text.delta", delta=stack.answer))
+            self.wfile.write(_event("output_text.delta", delta=stack.answer, logprobs=tokens))
             self.wfile.write(_event("query.completed", usage={}))
 
         def _json(self, body, status=200):

@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from gateway.off_loop import ITEM, off_loop
 from gateway.routes.asking import start_choices, streamed
+from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
-from gateway.routes.bodies import json_response
 from gateway.routes.sse import chunk_frames
 from gateway.wire.openai.chat import ChatChunks, ChatCompletion, chat_completion
 from gateway.wire.openai.chat_body import ChatBody

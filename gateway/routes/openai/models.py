@@ -4,8 +4,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.routes.any_text import any_text
-from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep
 from gateway.routes.bodies import json_response
+from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep
 from gateway.wire.openai.models import Model, ModelList
 from gateway.wire.openapi import errors, json_reply
 from protocol.errors import UnknownModel

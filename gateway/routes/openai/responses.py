@@ -7,15 +7,15 @@ from starlette.responses import Response
 
 from gateway.off_loop import ITEM, off_loop
 from gateway.routes.asking import start_query, streamed
+from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
 from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
-from gateway.routes.bodies import json_response
 from gateway.routes.sse import response_frames
 from gateway.wire.openai.response_body import ResponseBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
-from gateway.wire.openai.response_object import ResponseObject, response_in_progress, ended
+from gateway.wire.openai.response_object import ResponseObject, ended, response_in_progress
 from gateway.wire.openapi import errors, event_stream, json_reply
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)

@@ -3,11 +3,8 @@
 from typing import Annotated
 
 from pydantic import BaseModel, Field
-from pydantic import BaseModel
-from pydantic import BaseModel, Field
 
 from gateway.search.follow_ups import FollowUps
-
 
 MAX_CHOICES = 16
 

@@ -4,13 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.wire.openai.body_fields import ChoiceFields
-from gateway.wire.openai.body_fields import ConversationFields
+from gateway.wire.openai.body_fields import ChoiceFields, ConversationFields, StreamFields
 from gateway.wire.openai.messages import ASKS, ChatTurn
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import ResponseFormat
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
-from gateway.wire.openai.body_fields import StreamFields
 from gateway.wire.schemas import AnswerBody, MaxTokens
 from protocol.errors import InvalidRequest
 from protocol.generation import Sampling

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.wire.openai.body_fields import ChoiceFields
+from gateway.wire.openai.body_fields import ChoiceFields, StreamFields
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
-from gateway.wire.openai.body_fields import StreamFields
 from gateway.wire.schemas import AnswerBody, MaxTokens, Question
 from protocol.errors import UnsupportedParameter
 from protocol.generation import Sampling

@@ -28,12 +28,12 @@ from gateway.wire.openai.response_object import (
     OutputMessage,
     OutputText,
     ResponseObject,
-    response_in_progress,
     ended,
     failed,
     file_citation,
     message_id,
     output_text,
+    response_in_progress,
 )
 from gateway.wire.reply import Reply
 from protocol.errors import RagtreeError

@@ -108,7 +108,9 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     rewriting: Rewriting | None = None
 
 
-def response_in_progress(body: ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int) -> ResponseObject:
+def response_in_progress(
+    body: ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int
+) -> ResponseObject:
     """The response to a query that was accepted at this time."""
     return ResponseObject(
         id=f"resp_{_number(query_id)}",

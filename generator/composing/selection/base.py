@@ -40,8 +40,8 @@ class Selector(ABC):
         """
         return None
 
-    def forget(self, is_deleted: IsDeleted) -> None:
+    def forget(self, is_deleted: IsDeleted) -> None:  # noqa: B027 - most keep nothing
         """Drop what is kept of deleted documents."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most run nothing
         """End what runs beside the engine."""

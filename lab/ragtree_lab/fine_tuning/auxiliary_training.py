@@ -21,9 +21,9 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from protocol.errors import ConfigError
 from ragtree_lab.selectors.auxiliary.reading import PREFIX, model_with_attention
 from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
-from protocol.errors import ConfigError
 
 _TOP = 0.2
 """The share of tokens that are compared, which is the share that composing computes again by default."""

@@ -15,9 +15,13 @@ _MIB = 2**20
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judge saw on the idle stack and during the campaign. Times in seconds."""
+    """What the judge saw on the idle stack and during the campaign. Times in seconds.
+
+    ``near`` are right answers with another text from a token on that was as likely as the idle stack's.
+    """
 
     asked: int
+    near: int
     wrong: dict[str, int]
     idle: Spread | None
     during: Spread | None
@@ -35,6 +39,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         right = [each for each in during if each.wrong is None]
         return cls(
             asked=len(during),
+            near=sum(each.near for each in during),
             wrong=wrong,
             idle=Spread.of([each.total for each in idle]),
             during=Spread.of([each.total for each in right]),
@@ -106,8 +111,9 @@ def _render(report: FuzzReport) -> str:
         table(["what (source)", "times"], findings) if findings else "Nothing.",
         *(f"- {each}, left behind" for each in report.left),
         "## The judge",
-        f"{judge.asked} questions, {sum(judge.wrong.values())} answers not right. p99 during the campaign: {slowdown} "
-        "times that of the idle stack. Seconds:",
+        f"{judge.asked} questions, {sum(judge.wrong.values())} answers not right, {judge.near} right ones with "
+        f"another text from a token on that was as likely. p99 during the campaign: {slowdown} times that of the idle "
+        "stack. Seconds:",
         table(["", "count", "p50", "p99", "max"], _judge_rows(judge)),
         *(f"- {count} times {what}" for what, count in judge.wrong.items()),
         "## Tried",

@@ -13,6 +13,8 @@ import httpx
 import psutil
 
 from loadtest.errors import StackNotReady
+from loadtest.reporting.run_facts import machine
+from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 from ragtree_lab.fuzz.campaign import AFTERMATH_S, Campaign, Trace
 from ragtree_lab.fuzz.drawing import Drawing
 from ragtree_lab.fuzz.fuzz_report import FuzzReport, Judged
@@ -24,8 +26,6 @@ from ragtree_lab.fuzz.lateness import Lateness
 from ragtree_lab.fuzz.sender import Sender
 from ragtree_lab.fuzz.sources import LANES, Lane, strategies
 from ragtree_lab.fuzz.watcher import Watcher
-from loadtest.reporting.run_facts import machine
-from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 
 _log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0

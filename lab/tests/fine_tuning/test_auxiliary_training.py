@@ -8,9 +8,9 @@ pytest.importorskip("vllm")
 from tiny_models import llama, make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
 from protocol.errors import ConfigError
 from ragtree_lab.fine_tuning.auxiliary_training import AuxiliaryTraining, Reading
+from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
 
 READINGS = [
     Reading([f"Text {number} begins.", f"Text {number} ends."], [f"Which text is {number}?", "Where does it end?"])

@@ -194,13 +194,29 @@ async def test_judge_sees_wrong_answers_sources_and_foreign_collections(stack):
     assert (await judge.ask(question)).wrong is None
     await judge.inspect()
     assert harms == []
-    stack.answer = "Thirteen barrels."
+    stack.answer, stack.logprob = "Thirteen barrels.", -3.0
     assert "Thirteen" in (await judge.ask(question)).wrong
     stack.answer, stack.sources = "Twelve barrels.", ["1"]
     await judge.ask(question)
     stack.sources, stack.collections = ["0"], ["default", "stolen"]
     await judge.inspect()
     assert harms == ["another text", "other documents", "the judge's tenant has foreign collections: ['stolen']"]
+    await judge.close()
+
+
+async def test_judge_takes_another_token_that_was_as_likely(stack):
+    harms = []
+    judge = Judge(stack.url, "key", 1, harms.append)
+    await judge.learn()
+    question = judge.questions[0]
+    stack.answer, stack.logprob = "Twelve casks.", -1.2
+    near = await judge.ask(question)
+    assert (near.wrong, near.near) == (None, True)
+    stack.logprob = -2.0
+    unlikely = await judge.ask(question)
+    assert "casks" in unlikely.wrong
+    assert not unlikely.near
+    assert harms == ["another text"]
     await judge.close()
 
 

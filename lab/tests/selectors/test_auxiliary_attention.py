@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("vllm")
 
+from generator.composing.composed_prompt import ComposedPrompt, Content
+from generator.composing.runs import Run
 from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
 from ragtree_lab.selectors.auxiliary.document_cache import DocumentCache
 from ragtree_lab.selectors.auxiliary.token_spans import Span, Spelled
-from generator.composing.composed_prompt import ComposedPrompt, Content
-from generator.composing.runs import Run
 from ragtree_lab.selectors.auxiliary_attention import AuxiliaryAttention
 
 DOCUMENTS = [Run(10, 50), Run(50, 90)]

@@ -8,8 +8,8 @@ pytest.importorskip("vllm")
 from tiny_models import llama, make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
 from protocol.errors import ConfigError
+from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
 
 PREFIX = "Documents:\n\n"
 

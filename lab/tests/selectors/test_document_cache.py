@@ -2,9 +2,9 @@
 
 import torch
 
+from generator.composing.composed_prompt import Content
 from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
 from ragtree_lab.selectors.auxiliary.document_cache import DocumentCache, ReadDocument
-from generator.composing.composed_prompt import Content
 
 FIRST, SECOND, THIRD = (Content("a", name) for name in ("first", "second", "third"))
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
 from protocol.errors import ConfigError
+from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans, highest_by_characters
 
 TEXT = "Grüße from Oslo"
 

@@ -7,7 +7,7 @@ import pytest
 from scripted_stack import ScriptedStack, reply, stream
 
 from examine.evaluation.asking import Asker, Mode
-from examine.evaluation.evaluation import BOTH, EvaluationSubject, Evaluation
+from examine.evaluation.evaluation import BOTH, Evaluation, EvaluationSubject
 from examine.evaluation.markdown_report import render
 from examine.evaluation.plot import draw
 from examine.evaluation.question_file import AskedQuestion, NumberedQuestion

@@ -14,8 +14,7 @@ from threadpoolctl import threadpool_limits
 from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
 from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
-from retriever.index.stage_planner import StagePlanner
-from retriever.index.stage_planner import equal_slices
+from retriever.index.stage_planner import StagePlanner, equal_slices
 from retriever.settings import IndexSettings
 
 DIMENSION = 8

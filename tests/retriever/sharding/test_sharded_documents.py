@@ -26,8 +26,7 @@ from protocol.filters import Comparison, Compound
 from protocol.retrieval import StoreRevision
 from retriever.settings import ShardSettings
 from retriever.sharding.batch_splitter import split_batch
-from retriever.sharding.sharded_retriever import shard_of
-from retriever.sharding.sharded_retriever import ShardedRetriever
+from retriever.sharding.sharded_retriever import ShardedRetriever, shard_of
 from retriever.store.database import Database
 from retriever.store.jobs import Jobs
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ragtree_lab.selectors.auxiliary.reading import PREFIX, model_with_attention
-from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans
 from generator.composing.rotation import MOST_ERROR, Rotation
 from protocol.errors import ConfigError
+from ragtree_lab.selectors.auxiliary.reading import PREFIX, model_with_attention
+from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans
 
 _MOVED_BY = 1000
 

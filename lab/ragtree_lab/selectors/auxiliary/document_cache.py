@@ -4,10 +4,10 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
-from ragtree_lab.selectors.auxiliary.token_spans import Span
 from generator.composing.composed_prompt import Content
 from generator.composing.deletions import Deletions, IsDeleted
+from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
+from ragtree_lab.selectors.auxiliary.token_spans import Span
 
 
 class ReadDocument(NamedTuple):
