@@ -33,8 +33,9 @@ demo: setup ## start the stack, ingest the standard library, ask a question (ONE
 test: setup test-tools lint ## lint, then run the tests, including those with real vLLM, Ray, Redis and Chromium
 	@$(PYTEST) -n $(WORKERS) $(ORDER) -m "not prove"
 
-prove: setup test-tools ## run what takes long: proofs, benchmarks, chaos, and soaks
-	@$(PYTEST) -n 2 $(ORDER) -m "prove"
+prove: setup test-tools ## run what takes long: proofs, chaos, all examples of property tests (SINCE=COMMIT: what changed)
+	@$(if $(SINCE),,RAGTREE_TEST_ALL_EXAMPLES=1) $(PYTEST) -n 2 $(ORDER) \
+	  -m $(if $(SINCE),prove --changed-since $(SINCE),"prove or hypothesis")
 
 test-tools:
 	@scripts/test-tools

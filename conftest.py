@@ -1,16 +1,20 @@
 """Shared by all tests: repeatable property tests, which files are read and share a worker, and a real Redis.
 
+``--changed-since COMMIT`` leaves out tests marked ``prove`` whose paths are as in that commit.
+
 ``RAGTREE_TEST_SEARCH=1`` lets property tests search for new examples.
 """
 
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import settings
 from redis_server import RedisServer
 from xdist.remote import Producer
@@ -29,19 +33,25 @@ _ENGINE = re.compile(rf"\bmark\.({'|'.join(sorted(_ENGINES))})\b")
 _ALL_ENGINE = re.compile(rf"^pytestmark = .*{_ENGINE.pattern}", re.MULTILINE)
 _PROOF = re.compile(r"\bmark\.prove\b")
 _ALL_PROOF = re.compile(rf"^pytestmark = .*{_PROOF.pattern}", re.MULTILINE)
+_PROPERTY = re.compile(r"\bhypothesis\b")
 _HAS_NONE: dict[str, Callable[[str], bool]] = {
     "not prove": lambda content: bool(_ALL_PROOF.search(content)),
     "prove": lambda content: not _PROOF.search(content),
+    "prove or hypothesis": lambda content: not _PROOF.search(content) and not _PROPERTY.search(content),
     "not ray and not vllm": lambda content: bool(_ALL_ENGINE.search(content)),
 }
-"""Whether a file has no test that is chosen: by ``make test``, ``make prove`` and ``make unit``."""
+"""Whether a file has no test that is chosen: by ``make test``, ``.ci/run``, ``make prove`` and ``make unit``."""
 _ENGINE_WORKERS = int(os.environ.get("RAGTREE_ENGINE_WORKERS", "2"))
 """So many workers run tests that start engines, which compute on every core they get."""
 _ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=examples(100))
 settings.register_profile("search", deadline=None)
 settings.load_profile("search" if os.environ.get("RAGTREE_TEST_SEARCH") else "repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--changed-since", metavar="COMMIT", help="of tests marked prove, run those with changed paths")
 
 
 def pytest_sessionstart() -> None:
@@ -63,12 +73,35 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a test whose file does not name its marker: files are chosen and handed out by what they name."""
     starting = {item.path for item in items if _ENGINES & {marker.name for marker in item.iter_markers()}}
     hidden = [str(path) for path in starting if not _ENGINE.search(path.read_text(encoding="utf-8"))]
     if hidden:
         raise pytest.UsageError(f"name the marker of their tests in {', '.join(sorted(hidden))}")
+    if commit := config.option.changed_since:
+        changed = _changed_since(commit)
+        proved = [item for item in items if not _is_touched(item, changed)]
+        config.hook.pytest_deselected(items=proved)
+        items[:] = [item for item in items if item not in proved]
+
+
+def _changed_since(commit: str) -> list[str] | None:
+    """The files that differ from this commit, or None if the clone does not have it."""
+    diff = ["git", "diff", "--name-only", commit, "--"]
+    ran = subprocess.run(diff, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return ran.stdout.splitlines() if ran.returncode == 0 else None
+
+
+def _is_touched(item: pytest.Item, changed: list[str] | None) -> bool:
+    marks = list(item.iter_markers("prove"))
+    paths = (*(path for mark in marks for path in mark.args), item.nodeid.partition("::")[0])
+    return not marks or changed is None or any(file.startswith(paths) for file in changed)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.option.changed_since and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 class ByFileOrFolder(LoadScopeScheduling):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ paths = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True
 traces = st.lists(paths, min_size=1, max_size=30)
 budgets = st.builds(Capacities, st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
 
-examples = settings(max_examples=60, deadline=None)
+tried = settings(max_examples=examples(60), deadline=None)
 
 
 def tree_for(make_policy: PolicyFactory, trace: Sequence[str], capacities: Capacities) -> KnowledgeTree:
@@ -120,7 +121,7 @@ class PolicyContract:
     """Needs a fixture ``make_policy`` of scope "class", a ``PolicyFactory``."""
 
     @given(traces, budgets)
-    @examples
+    @tried
     def test_no_tier_cache_exceeds_its_capacity(self, make_policy: PolicyFactory, trace, capacities):
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
@@ -129,14 +130,14 @@ class PolicyContract:
                 assert held == cache.used <= capacity
 
     @given(traces, budgets)
-    @examples
+    @tried
     def test_three_tiers_keep_integrity(self, make_policy: PolicyFactory, trace, capacities):
         tree = tree_for(make_policy, trace, capacities)
         for _ in serve(tree, trace):
             check_integrity(tree)
 
     @given(traces, budgets)
-    @examples
+    @tried
     def test_a_request_whose_documents_are_all_in_the_gpu_moves_nothing(
         self, make_policy: PolicyFactory, trace, capacities
     ):
@@ -155,7 +156,7 @@ class PolicyContract:
             before = state()
 
     @given(traces, st.builds(Capacities, *[st.integers(0, 12)] * 3))
-    @examples
+    @tried
     def test_the_leaf_of_lowest_priority_is_evicted(self, make_policy: PolicyFactory, trace, capacities):
         """Sampled orders are exact in tier caches as small as these."""
         tree = tree_for(make_policy, trace, capacities)
@@ -176,7 +177,7 @@ class PolicyContract:
         assert evicted == sum(cache.evictions for cache in tree.tiers)
 
     @given(traces, budgets, st.data())
-    @examples
+    @tried
     def test_the_eviction_order_holds_when_requests_give_up_waiting(
         self, make_policy: PolicyFactory, trace, capacities, data
     ):
@@ -190,7 +191,7 @@ class PolicyContract:
             check_integrity(tree)
 
     @given(traces, st.integers(4, 8))
-    @examples
+    @tried
     def test_locked_and_pinned_nodes_stay(self, make_policy: PolicyFactory, trace, capacity):
         tree = tree_for(make_policy, ["ab", "x", "ab", *trace], Capacities(capacity))
         for path in ("ab", "x"):
@@ -206,7 +207,7 @@ class PolicyContract:
         check_integrity(tree)
 
     @given(traces, budgets)
-    @examples
+    @tried
     def test_the_same_trace_leads_to_the_same_decisions(self, make_policy: PolicyFactory, trace, capacities):
         once, again = (
             [(grant.documents, grant.moves) for grant in serve(tree_for(make_policy, trace, capacities), trace)]
@@ -215,7 +216,7 @@ class PolicyContract:
         assert once == again
 
     @given(traces)
-    @examples
+    @tried
     def test_everything_is_kept_if_there_is_room(self, make_policy: PolicyFactory, trace):
         tree = tree_for(make_policy, trace, Capacities(ROOM, ROOM, ROOM))
         keeps = tree.policy.keeps

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from controller_under_test import Clock, Costs, ask, report
+from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -193,5 +194,5 @@ def _nodes(nodes: tuple[TreeNode, ...]) -> list[TreeNode]:
     return [one for node in nodes for one in (node, *_nodes(node.children))]
 
 
-Deletions.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Deletions.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
 TestDeletions = Deletions.TestCase

@@ -28,7 +28,7 @@ def test_unknown_engine_arguments_are_reported_at_once(tmp_path):
     assert RunState(tmp_path).running() is None
 
 
-@pytest.mark.prove
+@pytest.mark.prove("services/stack/", "generator/engines/")
 @pytest.mark.vllm
 def test_engine_that_cannot_start_is_given_up_with_its_error(tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 from generator.models import ModelStore
 
-pytestmark = [pytest.mark.vllm, pytest.mark.prove]
+pytestmark = [pytest.mark.vllm, pytest.mark.prove("contrib/vllm/", "generator/connector/")]
 
 CONFIG = {
     "kv_connector": "RagtreeConnector",

@@ -34,7 +34,7 @@ def places() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.prove
+@pytest.mark.prove("lab/ragtree_lab/sharing/", "generator/peers/")
 @pytest.mark.vllm
 def test_answers_stay_right_and_the_peer_serves_again(places):
     model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")

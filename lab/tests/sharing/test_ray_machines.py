@@ -31,7 +31,7 @@ from ragtree_lab.sharing.peer_settings import sharing_peers
 from ragtree_lab.sharing.throughput import Point, ThroughputTurns
 from services.cluster.joining_node import start_node
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.prove]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.prove("lab/ragtree_lab/sharing/", "generator/peers/")]
 
 LOAD = Load(documents=4, document_tokens=64, clients=2, queries=4, turns=1, answer_tokens=2, hot_share=0.229)
 KNOWN_RAY = Path("/tmp/ray/ray_current_cluster")

@@ -1,6 +1,7 @@
 """BELADY is optimal in the textbook case, and keeps the policy contract in all others."""
 
 import pytest
+from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ ANOMALY = "123412512345"
 """Reference string of Belady, Nelson and Shedler, for which FIFO has more faults with more room."""
 
 references = st.text("abcdef", min_size=1, max_size=40)
-small = settings(max_examples=60, deadline=None)
+small = settings(max_examples=examples(60), deadline=None)
 
 
 class Paths(Workload):
@@ -103,7 +104,7 @@ def test_hits_are_optimal_for_equal_documents_in_one_tier(trace, room):
 
 
 @given(references, st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_no_policy_has_more_hits_for_equal_documents_in_one_tier(trace, room):
     best = hits("BELADY", trace, room)
     assert all(hits(policy, trace, room) <= best for policy in simulated_policies())

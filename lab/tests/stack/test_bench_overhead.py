@@ -5,7 +5,7 @@ import json
 import pytest
 from stacks import FAKE, command
 
-pytestmark = [pytest.mark.ray, pytest.mark.prove]
+pytestmark = [pytest.mark.ray, pytest.mark.prove("lab/ragtree_lab/overhead.py", "gateway/query/")]
 
 # A prefill takes more than a second, so that a busy machine's delays, a third of a second, do not matter next to it.
 PREFILL_TOKENS_PER_S = 1000

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 VICTIMS = ["generator", "controller", "retriever", "redis", "proxy"]
 
-pytestmark = [pytest.mark.ray, pytest.mark.prove]
+pytestmark = [pytest.mark.ray, pytest.mark.prove("lab/ragtree_lab/chaos/", "services/stack/")]
 
 
 def end_of(command):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -158,7 +159,7 @@ class PriorityMachine(RuleBasedStateMachine):
 
 
 TestPriorityOrder = PriorityMachine.TestCase
-TestPriorityOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPriorityOrder.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_an_empty_order_has_no_lowest():
@@ -313,7 +314,7 @@ class SampledMachine(RuleBasedStateMachine):
 
 
 TestSampledOrder = SampledMachine.TestCase
-TestSampledOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSampledOrder.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def sampled(seed: int, worth: list[float]) -> tuple[SampledOrder, dict[Copy, float]]:

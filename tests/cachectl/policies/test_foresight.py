@@ -3,6 +3,7 @@
 from random import Random, seed
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_cases import ask, begin, priority, tree_of
@@ -347,7 +348,7 @@ def test_a_document_deleted_in_use_and_stored_again_is_resident_once():
     st.integers(0, 6),
     st.integers(0, 6),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_two_instances_with_repeated_documents_keep_integrity(paths, gpu, host):
     tree = foresight_of(gpu, host, instances=("one", "two"))
     for number, path in enumerate(paths):

@@ -6,6 +6,7 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -171,7 +172,7 @@ class HistoriesMachine(RuleBasedStateMachine):
 
 
 TestHistories = HistoriesMachine.TestCase
-TestHistories.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 def test_new_paths_leave_all_residents_and_a_bounded_number_of_ghosts():
@@ -271,7 +272,7 @@ def described(path) -> History:
     age=st.one_of(st.integers(0, 70), st.integers(0, 10**7)),
     lessons=st.lists(st.tuples(paths, st.integers(0, 5000), st.booleans()), max_size=8),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_logit_is_the_weighted_sum_of_an_examples_features(path, age, lessons):
     model, history = ReuseModel(), described(path)
     tick = history.last + age

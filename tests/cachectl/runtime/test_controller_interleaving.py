@@ -7,6 +7,7 @@ from itertools import product
 
 from controller_turns import Turns
 from controller_under_test import LATER, LEASE_S, ask, at, report
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,7 +148,7 @@ def failure(task: asyncio.Task[PrefillPlan]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     bounds=st.fixed_dictionaries(
         {

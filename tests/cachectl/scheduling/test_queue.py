@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from example_counts import examples
 from histories import indices, pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -358,4 +359,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestQueueMachine.settings = settings(max_examples=examples(120), stateful_step_count=60, deadline=None)

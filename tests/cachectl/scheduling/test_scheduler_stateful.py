@@ -1,6 +1,7 @@
 """The scheduler under random use: its bounds and the tree's locks hold after each step."""
 
 import pytest
+from example_counts import examples
 from histories import indices, pick
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -234,4 +235,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestScheduler = SchedulerMachine.TestCase
 
 
-TestScheduler.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)

@@ -1,6 +1,7 @@
 """Speculative slots under random use: requests start as if nothing speculated."""
 
 import pytest
+from example_counts import examples
 from histories import indices, pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -349,10 +350,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
 TestSpeculating = SpeculatingMachine.TestCase
 
 
-TestSpeculating.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestSpeculating.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(

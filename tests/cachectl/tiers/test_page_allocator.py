@@ -3,6 +3,7 @@
 import tracemalloc
 
 import pytest
+from example_counts import examples
 from histories import indices
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -186,7 +187,7 @@ class PageAllocatorMachine(RuleBasedStateMachine):
 
 
 TestPageAllocator = PageAllocatorMachine.TestCase
-TestPageAllocator.settings = settings(max_examples=100, deadline=None)
+TestPageAllocator.settings = settings(max_examples=examples(100), deadline=None)
 
 
 # Pages of a node

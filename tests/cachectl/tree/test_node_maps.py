@@ -1,6 +1,7 @@
 """A node's children, copies and counts are those of dictionaries, however few or many there are."""
 
 import pytest
+from example_counts import examples
 from histories import indices
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -82,7 +83,7 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 TestNode = NodeMachine.TestCase
-TestNode.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestNode.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 def test_a_child_that_is_none_is_not_removed():

@@ -1,6 +1,7 @@
 """Random plans, delays, failures and losses: the engines' tiers hold what the tree counts, and plans find it there."""
 
 from engine_models import DISK, GPU, HOST, EngineModel, ModelledTiers
+from example_counts import examples
 from histories import pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -283,7 +284,7 @@ kinds = st.tuples(st.booleans(), st.sampled_from([0.0, 0.7, 2.0]), st.sampled_fr
 
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(failures=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_tiers_match_the_tree_in_the_end(policy, sizes, kind, history):
     traffic = tiers_after(policy, sizes, kind, history, instances=1)
     tiers = traffic.tree.tiers
@@ -296,7 +297,7 @@ def test_tiers_match_the_tree_in_the_end(policy, sizes, kind, history):
 
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(failures=True))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_tiers_hold_nothing_unknown_after_failures(policy, sizes, kind, history):
     traffic = tiers_after(policy, sizes, kind, history, instances=1)
     traffic.check_shared_tiers()
@@ -304,7 +305,7 @@ def test_tiers_hold_nothing_unknown_after_failures(policy, sizes, kind, history)
 
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(failures=True))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_tiers_hold_nothing_unknown_when_instances_interleave(policy, sizes, kind, history):
     traffic = tiers_after(policy, sizes, kind, history)
     traffic.check_shared_tiers()
@@ -313,6 +314,6 @@ def test_tiers_hold_nothing_unknown_when_instances_interleave(policy, sizes, kin
 
 
 @given(st.sampled_from(policy_names()), sizes, kinds, histories(failures=True))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_file_has_an_owner_even_if_moves_overtake_each_other(policy, sizes, kind, history):
     tiers_after(policy, sizes, kind, history, in_order=False).check_shared_tiers()

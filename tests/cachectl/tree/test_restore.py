@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_cases import (
@@ -248,7 +249,7 @@ capacities = st.tuples(*[st.integers(0, 6)] * 3)
 
 
 @given(st.sampled_from(policy_names()), capacities, traces, st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_restored_tree_finds_what_the_lost_tree_found(policy, sizes, trace, random):
     lost, restored = (tree_of(*sizes, policy=policy) for _ in range(2))
     for path, instance, namespace in trace:
@@ -266,7 +267,7 @@ def test_a_restored_tree_finds_what_the_lost_tree_found(policy, sizes, trace, ra
 
 
 @given(capacities, capacities, traces, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_smaller_tiers_with_losses_match_the_restored_tree_after_its_moves(sizes, smaller, trace, data):
     lost, restored = tree_of(*sizes), tree_of(*smaller)
     for path, instance, namespace in trace:

@@ -1,5 +1,6 @@
 """The knowledge tree under random use: all invariants hold after each step."""
 
+from example_counts import examples
 from histories import indices, pick
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -301,4 +302,4 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)

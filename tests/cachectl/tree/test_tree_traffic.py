@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from example_counts import examples
 from histories import event
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -191,7 +192,7 @@ histories = st.tuples(*[st.lists(events, max_size=12)] * 5).map(
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 8)),
     histories,
 )
-@settings(max_examples=400, deadline=None, report_multiple_bugs=False, phases=set(Phase) - {Phase.explain})
+@settings(max_examples=examples(400), deadline=None, report_multiple_bugs=False, phases=set(Phase) - {Phase.explain})
 def test_moves_loads_and_saves_make_the_tiers_match_the_tree(policy, capacities, history):
     traffic = Traffic(tree_of(*capacities, policy=policy))
     for name, arguments in history:

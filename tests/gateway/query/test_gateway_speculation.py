@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from example_counts import examples
 from gateway_fakes import ANSWER, Stack, eventually, whenever_possible
 from gateway_requests import without_chance
 from hypothesis import given, settings
@@ -315,7 +316,7 @@ async def test_confirmed_guess_does_not_give_way():
 searches = st.lists(st.tuples(st.sampled_from(["", "a", "b", "ab", "ba", "abc"]), st.integers(0, 3)), max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     stages=searches,
     final=st.sampled_from(["a", "b", "ab", "ba", "abc"]),

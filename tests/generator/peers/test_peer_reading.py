@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_target import MemoryBlocks
@@ -276,7 +277,7 @@ def test_nothing_is_sent_before_the_first_read(client: PeerPages) -> None:
     reachable=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_pages_of_any_size_and_number_arrive(
     page_bytes: int, count: int, cut: float, reachable: bool, data: st.DataObject
 ) -> None:

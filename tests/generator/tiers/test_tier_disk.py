@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_limits import largest_file
@@ -100,7 +101,7 @@ def test_pages_begin_aligned(disk, tmp_path):
     assert disk.highest_stamp == 0
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, FILE_BYTES - 1), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_detected(tmp_path, at, bit):
     disk = open_disk(tmp_path)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
@@ -145,7 +146,7 @@ def test_a_header_beyond_the_first_request_is_read(tier, bucket):
     assert [stored.node for stored in bucket.tier().nodes()] == [LARGE]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(at=st.integers(0, OBJECT_BYTES - 1), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_detected(at, bit):
     bucket = Bucket(MemoryStore())

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from page_target import MemoryBlocks
@@ -278,7 +279,7 @@ class KeepingTierContract(TierContract):
 
     # Each tier's tests run it, with examples that hypothesis shares among them.
     @given(steps=steps_of_tiers)
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.differing_executors])
     def test_a_tier_behaves_like_a_dictionary(self, steps):
         """A write that is not a repetition has a new stamp and new content."""
         with TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
@@ -65,7 +66,7 @@ def assert_equal(left, right):
     assert left.scores.tobytes() == right.scores.tobytes()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     make=st.sampled_from([flat, ivf, mapped]),
     seed=st.integers(0, 2**32 - 1),

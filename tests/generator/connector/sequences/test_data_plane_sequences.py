@@ -17,6 +17,7 @@ from random import Random
 from weakref import WeakSet
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -30,9 +31,9 @@ from generator.connector.messages import RequestMessage
 from protocol.kv import Orders
 from protocol.tiers import Tier
 
-pytestmark = pytest.mark.timeout(7200)
+pytestmark = [pytest.mark.hypothesis, pytest.mark.timeout(7200)]
 
-SEQUENCES = int(os.environ.get("RAGTREE_SEQUENCES", "150"))
+SEQUENCES = int(os.environ.get("RAGTREE_SEQUENCES", examples(150)))
 BATCH = 150
 """Sequences of one run: Hypothesis keeps them all in memory."""
 OPENED: WeakSet[ToyEngine] = WeakSet()
