@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cachectl.runtime.composing.gate import GateFolder
 from examine.composing.benchmark import ComposeBenchmark
 from examine.composing.rows import Way
 from examine.composing.tasks import NEEDLES, Task, first, needle_tasks
@@ -20,28 +19,6 @@ _CHUNKS = 6
 def probe_set(texts: Sequence[str], questions: int, seed: int) -> Mapping[str, Sequence[Task]]:
     """Return ``questions`` questions of each kind, about codes that are hidden in the texts, several to a prompt."""
     return {kind: first(needle_tasks(kind, texts, _CHUNKS, seed), questions) for kind in NEEDLES}
-
-
-async def kept_or_examined(
-    settings: GeneratorSettings,
-    gates: GateFolder,
-    cache_dir: Path,
-    way: Way,
-    probes: Mapping[str, Sequence[Task]],
-    progress: Progress,
-) -> GateReport:
-    """The report that ``gates`` has on this way, or that of an examination, which is kept there.
-
-    Raises what ``examine`` does.
-    """
-    engine = ComposeBenchmark.over(settings, cache_dir, (way,), progress)
-    await engine.run({})
-    for report in gates.read(engine.fingerprint).reports:
-        if (report.method, report.share) == way:
-            return report
-    report = await examine(settings, cache_dir, way, probes, progress)
-    gates.add(report)
-    return report
 
 
 async def examine(

@@ -17,9 +17,9 @@ import msgspec
 from pydantic import ValidationError
 
 from examine.measuring.progress import Progress
-from examine.measuring.rankings import mean_recall_and_gain
 from protocol.errors import ConfigError
 from protocol.retrieval import SearchKind
+from ragtree_lab.measuring.recalls import mean_recall_and_gain
 from ragtree_lab.measuring.searches import SearchTimes, ask_in_turn, search_of
 from ragtree_lab.workloads.corpus_store import ingest_corpus
 from ragtree_lab.workloads.datasets import Dataset, draw_with_gold

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from examine.measuring.progress import Progress
-from examine.measuring.rankings import mean_recall_and_gain
 from examine.measuring.statistics import percentile
 from protocol.retrieval import SearchKind
 from ragtree_lab.measuring.exact_search import ExactSearch
+from ragtree_lab.measuring.recalls import mean_recall_and_gain
 from ragtree_lab.measuring.searches import TOP_K, Search, ask_in_turn, search_of
 from ragtree_lab.workloads.corpus_store import ingest_corpus
 from ragtree_lab.workloads.datasets import Dataset, draw_with_gold

@@ -21,7 +21,6 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from cachectl.runtime.controller import Controller
-from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
 from examine.measuring.progress import Progress
@@ -44,6 +43,7 @@ from protocol.generation import Sampling
 from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchKind, SearchRequest
+from ragtree_lab.measuring.fixed_instances import FixedInstances
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors
 from ragtree_lab.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from retriever.build import build_retriever

@@ -23,7 +23,6 @@ import msgspec
 
 from examine.gate.facts import Facts
 from examine.measuring.progress import Progress
-from examine.measuring.rankings import mean_capped_recall
 from examine.measuring.statistics import percentile
 from protocol.errors import ConfigError
 from protocol.graph import GraphMode
@@ -34,6 +33,7 @@ from ragtree_lab.graph.attention.results import AttentionRow, Slo
 from ragtree_lab.graph.found_facts import MOST_PATHS, found_facts
 from ragtree_lab.graph.graph_store import GraphStore
 from ragtree_lab.graph.sets import NO_GOLD, Gold, GraphSet, open_set, set_names
+from ragtree_lab.measuring.recalls import mean_capped_recall
 from ragtree_lab.measuring.searches import Search, ask_in_turn
 from ragtree_lab.workloads.corpus_store import ingest_corpus, search_corpus
 from retriever.build import build_retriever

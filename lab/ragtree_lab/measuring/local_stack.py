@@ -10,13 +10,14 @@ import msgspec
 import structlog
 
 from cachectl.runtime.composing.gate import GateFolder
-from cachectl.runtime.instances.live_instances import FixedInstances, LiveEngine
+from cachectl.runtime.instances.live_instances import LiveEngine
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
 from examine.measuring.engines import Generation, generate
 from protocol.generation import PrefillResult, Sampling
 from protocol.plans import AdmissionRequest, CompletionReport, ControllerStats, DocumentOrder, PlanOutcome, Reuse
 from protocol.prompts import Prompt
+from ragtree_lab.measuring.fixed_instances import FixedInstances
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cachectl.runtime.instances.live_instances import FixedInstances, LiveEngine
+from cachectl.runtime.instances.live_instances import LiveEngine
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings, Swap
 from examine.measuring.engines import EngineMaker, Generation
@@ -14,6 +14,7 @@ from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import KvMemory
 from protocol.prompts import Prompt
+from ragtree_lab.measuring.fixed_instances import FixedInstances
 from ragtree_lab.measuring.local_stack import LocalStack
 from ragtree_lab.sharing.peer_settings import sharing_peers
 from ragtree_lab.sharing.readdressed_engine import ReaddressedEngine

@@ -26,9 +26,9 @@ from cachectl.scheduling.document_order import OrderStrategy, order_by_name
 from cachectl.scheduling.queue import SLACK, WINDOW
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from examine.measuring.statistics import TimeHistogram
 from protocol.plans import DocumentOrder
 from protocol.tiers import Tier
+from ragtree_lab.simulation.time_histogram import TimeHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,13 +14,13 @@ from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from examine.measuring.statistics import TimeHistogram
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.plans import DocumentOrder
 from ragtree_lab.simulation.comparison import PoliciesResult, PolicyBenchmark
 from ragtree_lab.simulation.policies import simulated_policies
 from ragtree_lab.simulation.policies.belady import Belady
 from ragtree_lab.simulation.simulator import SimulatedService, SimulationResult, Simulator
+from ragtree_lab.simulation.time_histogram import TimeHistogram
 from ragtree_lab.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 from ragtree_lab.workloads.workload import TraceDocument, TraceRequest, Workload
 

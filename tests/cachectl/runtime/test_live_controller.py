@@ -7,7 +7,6 @@ from controller_under_test import ask, key, report
 from fake_fleet import MEMORY, TOKENS, Engine, Fleet, held
 
 from cachectl.runtime import live_controller as live_module
-from cachectl.runtime.instances.live_instances import FixedInstances
 from cachectl.runtime.live_controller import DESERTED_S, LiveController
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard
@@ -474,13 +473,6 @@ async def test_engines_without_kv_memory_get_plans(start):
     fleet.engines["c"] = Engine(None)
     assert await live.follow() is True
     assert (await live.controller.admit(ask("third"))).instance == "c"
-
-
-async def test_one_instance_wraps_a_single_engine(start):
-    engine = Engine()
-    live = await start(FixedInstances({"only": engine}))
-    assert (await live.controller.admit(ask("query"))).instance == "only"
-    assert await live.follow() is False
 
 
 async def test_orders_reach_their_instances(start):
