@@ -45,9 +45,9 @@ PAGES = (
     "knowledge-tree",
     "policies",
     "retrieval",
+    "scaling",
     "speculation",
     "storage",
-    "guides/use-with-vllm",
 )
 CONTEXT = 8192
 STAGES = 4

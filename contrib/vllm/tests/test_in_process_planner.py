@@ -13,6 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
+from vllm_configs import configuring, make_config_folders
 
 from generator.connector.step_jobs import JobResults, StepResults
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
@@ -47,11 +48,13 @@ class RecordingConnector(PlanningConnector):
 
 
 @pytest.fixture
-def connector(configured) -> RecordingConnector:
+def connector(tmp_path) -> RecordingConnector:
     """The connector on vLLM's scheduler side, after the worker side has reported its tiers."""
+    with configuring(make_config_folders(tmp_path), tmp_path) as configured:
+        config = configured()
     spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
     cache = KVCacheConfig(17, [], [KVCacheGroupSpec(["layer"], spec)])
-    connector = RecordingConnector(configured(), KVConnectorRole.SCHEDULER, cache)
+    connector = RecordingConnector(config, KVConnectorRole.SCHEDULER, cache)
     connector.bind_gpu_block_pool(small_pool())
     asked = connector.build_connector_meta(SchedulerOutput.make_empty()).inquiries
     memory = KvMemory("fingerprint", "boot", 32, 1024, 17, 0, 0, 1e9, 1e9)

@@ -1,23 +1,18 @@
 """Fixtures for tests of the connector: a path inside a real vLLM, and vLLM's configuration without an engine."""
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 from engine_settings import serving_peers, small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, kv_path
+from vllm_configs import Configuring, configuring, make_config_folders
 
 from examine.measuring.kv_paths import KvPath
-from generator.engines.vllm_arguments import engine_arguments, prepare_environment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.kv import Orders
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 
 class Started(NamedTuple):
@@ -94,25 +89,11 @@ async def path(engine) -> AsyncIterator[KvPath]:
 @pytest.fixture(scope="session")
 def config_folders(tmp_path_factory) -> dict[str, Path]:
     """Model folders without weights, by kind."""
-    from tiny_models import gemma4, gpt_oss, llama, make_config_folder, mistral
-
-    folder = tmp_path_factory.mktemp("models")
-    kinds = {"llama": llama(), "gemma4": gemma4(), "gpt-oss": gpt_oss(), "mistral": mistral(), "long": mistral(1024)}
-    return {name: make_config_folder(folder / name, config) for name, config in kinds.items()}
+    return make_config_folders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
-def configured(config_folders, tmp_path) -> "Iterator[Callable[..., VllmConfig]]":
+def configured(config_folders, tmp_path) -> Iterator[Configuring]:
     """Makes vLLM's configuration of a model with the connector, from further engine arguments."""
-
-    def make(model: str = "llama", **given: Any) -> "VllmConfig":
-        from vllm.engine.arg_utils import AsyncEngineArgs
-
-        arguments = engine_arguments(small_engine(tmp_path), config_folders[model], "engine")
-        transfer = arguments["kv_transfer_config"] | given.pop("kv_transfer_config", {})
-        return AsyncEngineArgs(**(arguments | {"kv_transfer_config": transfer} | given)).create_engine_config()
-
-    # vLLM changes variables of the environment when it makes a configuration.
-    with mock.patch.dict(os.environ):
-        prepare_environment(small_engine(tmp_path))
+    with configuring(config_folders, tmp_path) as make:
         yield make
