@@ -11,8 +11,10 @@ from random import Random
 from types import ModuleType
 
 import pytest
+from platformdirs import user_cache_path
 
 from generator.engines.vllm_arguments import prepare_environment
+from generator.models import ModelStore
 from generator.settings import GeneratorSettings
 
 pytestmark = pytest.mark.vllm
@@ -315,7 +317,9 @@ def test_ratio_of_chunks_that_pgdsf_finds_over_lru(traffic, drift, chunks, least
     assert found(*PGDSF.values()) >= least * found("lru")
 
 
-def test_a_real_engine_keeps_a_popular_prompt(traffic, model):
+@pytest.mark.prove("contrib/vllm/")
+def test_a_real_engine_keeps_a_popular_prompt(traffic):
+    model = ModelStore(user_cache_path("ragtree")).resolve("smollm2-135m-instruct")
     import host_offloading
 
     popular, *others = [[100 + position * step % 900 for position in range(300)] for step in (1, 7, 11, 13, 17)]
