@@ -5,10 +5,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import start_choices, streamed
+from gateway.routes.asking import start_choices, streamed, while_connected
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.sse import chunk_frames
