@@ -12,8 +12,7 @@ from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, j
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.sse import chunk_frames
-from gateway.wire.openai.chat import ChatChunks, ChatCompletion, chat_completion
-from gateway.wire.openai.chat_body import ChatBody
+from gateway.wire.openai.chat import ChatBody, ChatChunks, ChatCompletion, chat_completion
 from gateway.wire.openapi import errors, event_stream, json_reply
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)

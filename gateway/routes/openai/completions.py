@@ -11,8 +11,7 @@ from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, j
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.sse import chunk_frames
-from gateway.wire.openai.completion_body import CompletionBody
-from gateway.wire.openai.completions import Completion, CompletionChunks, completion
+from gateway.wire.openai.completions import Completion, CompletionBody, CompletionChunks, completion
 from gateway.wire.openapi import errors, event_stream, json_reply
 from protocol.prompts import ChatMessage
 
