@@ -19,7 +19,6 @@ from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.response_format import ResponseFormat
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
 from gateway.wire.openai.stream_record import StreamRecord
-from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Reply, Usage
 from gateway.wire.rewriting import Rewriting
 from gateway.wire.schemas import AnswerBody, MaxTokens
@@ -138,7 +137,7 @@ def chat_completion(replies: Sequence[Reply]) -> ChatCompletion:
             )
             for index, reply in enumerate(replies)
         ),
-        usage=usage_of_choices([reply.usage for reply in replies]),
+        usage=Usage.of_choices([reply.usage for reply in replies]),
         citations=first.citations,
         partial=first.partial,
         rewriting=first.rewriting,

@@ -17,7 +17,6 @@ from gateway.wire.openai.body_fields import ChoiceFields, StreamFields
 from gateway.wire.openai.parameters import OpenAIBody
 from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
 from gateway.wire.openai.stream_record import StreamRecord
-from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Reply, Usage
 from gateway.wire.schemas import AnswerBody, MaxTokens, Question
 from protocol.errors import UnsupportedParameter
@@ -95,7 +94,7 @@ def completion(replies: Sequence[Reply]) -> Completion:
             )
             for index, reply in enumerate(replies)
         ),
-        usage=usage_of_choices([reply.usage for reply in replies]),
+        usage=Usage.of_choices([reply.usage for reply in replies]),
         citations=first.citations,
         partial=first.partial,
     )
