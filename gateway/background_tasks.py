@@ -1,8 +1,15 @@
-"""Tasks that outlive the requests that started them."""
+"""Tasks that outlive the requests that started them, such as the closing of remote iterators."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
+
+import structlog
+
+CLOSE_TIMEOUT_S = 5.0
+
+log = structlog.get_logger(__name__)
 
 
 class BackgroundTasks:
@@ -30,3 +37,26 @@ class BackgroundTasks:
         """Wait for the running tasks, for at most ``timeout_s`` seconds."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
+
+
+async def close_iterator(iterator: AsyncIterator[Any]) -> None:
+    """Close ``iterator`` within ``CLOSE_TIMEOUT_S``, which stops the work behind it. Logs errors, never raises them."""
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is None:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await aclose()
+    except Exception as error:
+        log.warning("stream_not_closed", error=repr(error))
+
+
+async def finish_iterator(iterator: AsyncIterator[Any]) -> None:
+    """Read the end of ``iterator``, which has no more items, and close it as ``close_iterator`` does.
+
+    Closing it at once would cancel work that ends by itself.
+    """
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await anext(iterator, None)
+    await close_iterator(iterator)

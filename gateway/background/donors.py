@@ -1,6 +1,6 @@
 """The chunks of a document as donors: KV that composed prompts take over, computed before anybody has asked for it."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -9,10 +9,13 @@ from gateway.background.idle_prefill import IdlePrefill, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.limits.auth import namespace_of
 from gateway.search.laid_out import laid_out
+from protocol.documents import DocumentInfo
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import Chunk, StoreRevision
+
+_PAGE = 100
 
 
 class Donor(NamedTuple):
@@ -29,7 +32,7 @@ class Donor(NamedTuple):
 
 
 class Donors:
-    """Finds the donors of a document, and prefills them while no query runs, as far as the tiers have room.
+    """Finds the donors of documents, and prefills them while no query runs, as far as the tiers have room.
 
     Each chunk but a document's first is computed behind that one: KV that has seen other text answers better in a
     composed prompt than KV that has seen none (docs/composition.md).
@@ -39,6 +42,17 @@ class Donors:
         self._parts = parts
         self._idle = idle
         self._prefill = prefill
+
+    async def documents(self, tenant: str, collection: str) -> AsyncIterator[DocumentInfo]:
+        """Yield the documents of a collection, ordered by id. Raises UnknownCollection or Unavailable."""
+        after: str | None = None
+        while True:
+            page = await self._parts.retriever.list_documents(tenant, collection, _PAGE, after)
+            for document in page.documents:
+                yield document
+            after = page.next_cursor
+            if after is None:
+                return
 
     async def of_document(self, tenant: str, collection: str, document_id: str) -> Sequence[Donor]:
         """A document's donors, in order. Raises UnknownCollection, UnknownDocument or Unavailable."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import structlog
 
 from gateway.background.donors import Donors
-from gateway.background.stored_documents import stored_documents
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from protocol.documents import IngestJob
 from protocol.errors import RagtreeError, Unavailable
@@ -100,6 +99,6 @@ class IngestedPrefill:
         if only is not None:
             yield only
             return
-        async for document in stored_documents(self._retriever, tenant, job.collection):
+        async for document in self._donors.documents(tenant, job.collection):
             if document.updated_at >= job.created_at:
                 yield document.document_id

@@ -14,7 +14,6 @@ from gateway.background.idle_time import IdleTime
 from gateway.background.past_queries import PastQueries
 from gateway.background.pinning import system_path
 from gateway.background.replay import Replay
-from gateway.background.stored_documents import stored_documents
 from gateway.limits.auth import namespace_of
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.wire.schemas import PrecomputeBody
@@ -183,14 +182,13 @@ class Precomputations:
     async def _prefill_collections(
         self, job: Precomputation, tenant: str, collection: str | None, cached: Cached, room: RoomLeft
     ) -> None:
-        retriever = self._parts.retriever
-        held = await self._idle.spend(partial(retriever.list_collections, tenant))
+        held = await self._idle.spend(partial(self._parts.retriever.list_collections, tenant))
         wanted = [one for one in held if collection in (None, one.name)]
         job.documents = sum(one.documents for one in wanted)
         job.chunks.total = sum(one.chunks for one in wanted)
         # Listing the documents of a collection that does not exist raises the right error.
         for name in [one.name for one in wanted] if collection is None else [collection]:
-            async for document in stored_documents(retriever, tenant, name):
+            async for document in self._donors.documents(tenant, name):
                 await self._prefill_document(job, tenant, document, cached, room)
                 job.documents_done += 1
                 job.documents = max(job.documents, job.documents_done)

@@ -1,6 +1,8 @@
-"""What all callers of a gateway share, and how much of it one of them may hold."""
+"""Bounds on what the callers of a gateway hold for a while: all together, and each of them."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from protocol.errors import Overloaded, RateLimited
 
@@ -44,3 +46,32 @@ class Room:
         self._held_by[owner] -= amount
         if not self._held_by[owner]:
             del self._held_by[owner]
+
+
+class Concurrency:
+    """Slots for one kind of work, called ``what`` in messages. ``room`` bounds all callers of this gateway together."""
+
+    def __init__(self, what: str, room: Room | None = None) -> None:
+        self._what = what
+        self._room = room
+        self._held = Counter[str]()
+
+    @contextmanager
+    def slot(self, owner: str, most: int | None) -> Iterator[None]:
+        """Hold a slot for the duration of the block.
+
+        Raises RateLimited if the owner holds ``most`` slots already, and what the room raises.
+        """
+        if most is not None and self._held[owner] >= most:
+            raise RateLimited(f"This key has {most:,} running {self._what}, its limit; wait for one to end.")
+        if self._room is not None:
+            self._room.take(owner)
+        self._held[owner] += 1
+        try:
+            yield
+        finally:
+            self._held[owner] -= 1
+            if not self._held[owner]:
+                del self._held[owner]
+            if self._room is not None:
+                self._room.give_back(owner)

@@ -5,10 +5,9 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.query.activity import Activity
-from gateway.query.hits import found_in
 from gateway.query.transcript import Transcript
 from gateway.wire.errors import http_error
-from gateway.wire.reuse import Approximation, FactsAttention, facts_attention, fallback_of
+from gateway.wire.reuse import Approximation, FactsAttention, facts_attention, fallback_of, found_in
 from gateway.wire.rewriting import RewriteFailure, Rewriting
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult

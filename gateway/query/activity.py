@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from gateway.wire.activity_replies import ActivityBucket, ActivityReport
+from gateway.wire.status_replies import ActivityBucket, ActivityReport
 
 BUCKET_S = 5.0
 WINDOW_S = 900.0

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import CLOSE_TIMEOUT_S, BackgroundTasks, close_iterator
 from gateway.deadline import Deadline
-from gateway.query.closing import CLOSE_TIMEOUT_S, close_iterator
 from gateway.query.tracing import ChatTrace
 from protocol.errors import EngineDied, UnknownPlan
 from protocol.generation import FinishReason, GenerationStep, PrefillResult

@@ -9,7 +9,6 @@ import msgspec
 from gateway.limits.token_meter import TokenMeter
 from gateway.off_loop import off_loop
 from gateway.query.citations import supports
-from gateway.query.hits import found_in
 from gateway.query.query import Query
 from gateway.query.token_times import TokenTimes
 from gateway.wire import events
@@ -28,7 +27,7 @@ from gateway.wire.reply import (
     citation,
     search_results,
 )
-from gateway.wire.reuse import FactsAttention, facts_attention, facts_fallback, fallback_of, reuse_class
+from gateway.wire.reuse import FactsAttention, facts_attention, facts_fallback, fallback_of, found_in, reuse_class
 from gateway.wire.rewriting import Rewriting
 from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError

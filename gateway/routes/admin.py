@@ -16,7 +16,6 @@ from gateway.routes.bodies import JSON_LINES, json_response, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
 from gateway.routes.documents import DocumentPath
 from gateway.routes.json_route import JsonRoute, require_small
-from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import (
     CacheStats,
     CacheTree,
@@ -28,6 +27,7 @@ from gateway.wire.cache_replies import (
 )
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, PinBody, PrecomputeBody, TenantName, WarmBody, WarmQuery
+from gateway.wire.status_replies import ActivityReport
 from protocol.cache import DocumentDeletion
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import PayloadTooLarge, UnsupportedMediaType

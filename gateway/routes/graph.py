@@ -9,7 +9,7 @@ from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep
 from gateway.routes.documents import CollectionPath
 from gateway.routes.json_route import JsonRoute
-from gateway.wire.graph import GraphReply
+from gateway.wire.document_replies import GraphReply
 from gateway.wire.openapi import errors, json_reply
 from protocol.graph import GraphRequest
 

@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import GatewayDep
-from gateway.wire.health_replies import Health, Ready
 from gateway.wire.openapi import errors, json_reply
+from gateway.wire.status_replies import Health, Ready
 from protocol.errors import DeployFailed, Unavailable
 
 router = APIRouter(tags=["health"])

@@ -7,10 +7,9 @@ from starlette.responses import Response
 
 from gateway.limits.auth import Caller
 from gateway.query.query import Query
-from gateway.routes.asking import start_query, streamed
+from gateway.routes.asking import start_query, streamed, while_connected
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.sse import event_frames
 from gateway.wire.openapi import QUERY_EVENTS, errors, event_stream, json_reply

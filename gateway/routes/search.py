@@ -9,7 +9,7 @@ from starlette.responses import Response
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, SearchSlotDep, json_only
 from gateway.routes.json_route import JsonRoute
-from gateway.search.prompt_context import PromptContext
+from gateway.search.laid_out import fitting
 from gateway.wire.openapi import errors, json_reply
 from gateway.wire.search import FindBody, SearchReply
 from protocol.graph import UNBOUNDED
@@ -35,7 +35,7 @@ async def search(body: FindBody, caller: CallerDep, gateway: GatewayDep, _slot: 
     found, timings = await gateway.searches.run(request)
     context: str | UnsetType = UNSET
     if body.only_need_context or body.budget != UNBOUNDED:
-        prompt = PromptContext(gateway.layout, question, gateway.settings.default_max_tokens)
-        found = await prompt.fitting(found, body.budget)
-        context = prompt.text(found) if body.only_need_context else UNSET
+        found = await fitting(gateway.layout, question, found, gateway.settings.default_max_tokens, body.budget)
+    if body.only_need_context:
+        context = gateway.layout.context_text(found.docs, () if found.graph is None else found.graph.paths)
     return json_response(SearchReply.of(found, request.collection, timings, "results.text" in body.include, context))

@@ -2,10 +2,9 @@
 
 from collections.abc import AsyncGenerator
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, close_iterator, finish_iterator
 from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.query.closing import close_iterator, finish_iterator
 from protocol.parts import Retriever
 from protocol.retrieval import CandidateSet, SearchRequest
 

@@ -1,4 +1,4 @@
-"""Replies with documents, collections and ingestion jobs."""
+"""Replies with documents, collections, their graphs, and ingestion jobs."""
 
 from typing import Literal
 from urllib.parse import quote
@@ -8,6 +8,7 @@ import msgspec
 from gateway.stores.uploads import SeenJob
 from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus, StoredDocument
 from protocol.filters import Attributes
+from protocol.graph import GraphView
 from protocol.retrieval import Chunk, Lines, Pages
 
 
@@ -120,3 +121,22 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["document.deleted"] = "document.deleted"
     document_id: str
     deleted: Literal[True] = True
+
+
+class GraphReply(GraphView, frozen=True, kw_only=True):
+    """A part of a collection's graph.
+
+    ``entities`` are the nearest first, or else the most mentioned. ``mentions`` is how many statements mention one, and
+    ``depth`` how many relations lead to it. ``relations`` are between these entities; chunk ``index`` of
+    ``document_id`` states one. ``truncated`` says that a limit left something out. ``size`` is that of the whole graph,
+    and ``unread_chunks`` is how many chunks of the collection it does not know yet. It has nothing of
+    ``unreadable_chunks``, because what read them gave no usable answer.
+    """
+
+    object: Literal["graph"] = "graph"
+    collection: str
+
+    @classmethod
+    def of(cls, view: GraphView, collection: str) -> "GraphReply":
+        """Make the reply from a view of this collection's graph."""
+        return cls(**msgspec.structs.asdict(view), collection=collection)

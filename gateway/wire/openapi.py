@@ -9,12 +9,17 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway.wire import events, reply
-from gateway.wire.activity_replies import ActivityReport
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, PrecomputeReply, WarmUpReply
-from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
+from gateway.wire.document_replies import (
+    ChunkReply,
+    CollectionList,
+    Deleted,
+    DocumentList,
+    DocumentReply,
+    GraphReply,
+    JobReply,
+)
 from gateway.wire.errors import ErrorReply
-from gateway.wire.graph import GraphReply
-from gateway.wire.health_replies import Health, Ready
 from gateway.wire.openai.chat import ChatCompletion
 from gateway.wire.openai.completions import Completion
 from gateway.wire.openai.embeddings import EmbeddingList
@@ -23,6 +28,7 @@ from gateway.wire.openai.response_events import RESPONSE_EVENTS
 from gateway.wire.openai.response_object import ResponseObject
 from gateway.wire.schemas import DocumentBody, WarmBody
 from gateway.wire.search import SearchReply
+from gateway.wire.status_replies import ActivityReport, Health, Ready
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
 """Names of the two security schemes."""

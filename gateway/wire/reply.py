@@ -1,5 +1,6 @@
 """The reply to a query, as JSON and in ``query.completed``."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -93,6 +94,12 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of_choices(cls, usages: Sequence["Usage"]) -> "Usage":
+        """The usage of choices, of which the first one's comes first. Their common prompt counts once."""
+        prompt_tokens, completion_tokens = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
+        return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, usages[0].prompt_tokens_details)
 
 
 class SpeculationTimings(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 from protocol.generation import PrefillResult
 from protocol.plans import Fallback, PrefillPlan
+from protocol.prompts import SegmentKind
+from protocol.tiers import Tier
 
 ReuseClass: TypeAlias = Literal["exact", "composed", "none"]
 
@@ -45,3 +47,22 @@ def facts_attention(plan: PrefillPlan, prefill: PrefillResult) -> FactsAttention
 def facts_fallback(plan: PrefillPlan, prefill: PrefillResult) -> Fallback | None:
     """Why facts were not in trees, although they were to be."""
     return Fallback.FAILED if plan.trees is not None and not prefill.in_trees else plan.tree_fallback
+
+
+def found_in(plan: PrefillPlan, prefill: PrefillResult) -> tuple[Tier | None, ...]:
+    """For each document of the prompt, in order, the tier that its KV came from. None if any of it was computed.
+
+    The cached tokens are a prefix of the prompt, so no hit follows a miss. A hit for which the plan names no tier was
+    found by the engine in its own paged cache.
+    """
+    nodes = iter(plan.nodes)
+    found: list[Tier | None] = []
+    end = 0
+    for segment in plan.prompt.segments:
+        end += len(segment.token_ids)
+        # Empty segments have no node.
+        node = next(nodes, None) if segment.token_ids else None
+        if segment.kind is SegmentKind.DOCUMENT:
+            source = node.loaded_from if node is not None else None
+            found.append((source or Tier.GPU) if end <= prefill.cached_tokens else None)
+    return tuple(found)

@@ -66,6 +66,11 @@ class AttentionLayer:
         self.module.impl.do_kv_cache_update(self.module, keys, values, self.module.kv_cache, slots)
 
 
+def slots_of(positions: torch.Tensor, blocks: torch.Tensor, page_tokens: int) -> torch.Tensor:
+    """The KV cache's slots of tokens at ``positions`` of a sequence in ``blocks`` of ``page_tokens`` slots."""
+    return blocks[positions // page_tokens].long() * page_tokens + positions % page_tokens
+
+
 def attention_layers(
     model: "nn.Module", registered: Mapping[str, Any], places: Sequence[LayerPlaces], num_blocks: int
 ) -> list[AttentionLayer]:

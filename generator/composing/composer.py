@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from generator.composing.attended_blocks import AttendedBlocks
-from generator.composing.attention_layers import AttentionLayer
+from generator.composing.attention_layers import AttentionLayer, slots_of
 from generator.composing.codec import LayerKv
 from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.deletions import Deletions, IsDeleted
@@ -16,7 +16,6 @@ from generator.composing.donated import Donated, joined_pages, moved_together, m
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, joined, positions_of, slices
 from generator.composing.selection.base import Selection, Selector
-from generator.composing.slots import slots_of
 from generator.connector.blocks.staged_pages import StagedPages, StagedRows
 
 _MOVED_FOR_COMPUTED = 16

@@ -8,8 +8,8 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from generator.composing.attended_blocks import AttendedBlocks
+from generator.composing.attention_layers import slots_of
 from generator.composing.runs import Run, positions_of
-from generator.composing.slots import slots_of
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

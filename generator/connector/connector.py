@@ -1,4 +1,4 @@
-"""The connector class that vLLM loads.
+"""The connector class that vLLM loads, and the stats in which its reports leave the engine's process.
 
 Its scheduler-side calls are here: on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
 build_connector_meta, update_connector_output, request_finished, get_kv_connector_stats and has_pending_push_work.
@@ -13,7 +13,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from generator.connector.messages import EngineReport, RequestMessage
-from generator.connector.report_stats import ReportStats
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
@@ -31,6 +30,26 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = structlog.get_logger(__name__)
+
+
+class ReportStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is untyped here
+    """An ``EngineReport`` packed as connector stats, the only thing that leaves the engine with every step."""
+
+    def is_empty(self) -> bool:
+        """Whether it carries no report."""
+        return not self.data
+
+    def reset(self) -> None:
+        """Drop the report."""
+        self.data.clear()
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """The later report, because each one is read as soon as it arrives."""
+        return other
+
+    def reduce(self) -> dict[str, int | float]:
+        """No figures for vLLM's own log lines."""
+        return {}
 
 
 class RagtreeConnector(WorkerConnector):
@@ -126,4 +145,4 @@ class RagtreeConnector(WorkerConnector):
 
     def _publish(self, report: EngineReport) -> KVConnectorStats | None:
         """Pass a report on. Returns the stats that leave the engine."""
-        return ReportStats.of(report)
+        return ReportStats(data={"report": msgspec.to_builtins(report)})

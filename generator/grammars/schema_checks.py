@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,7 +10,6 @@ import structlog
 from blake3 import blake3
 
 from generator.grammars.compile_budgets import CompileBudgets
-from generator.grammars.known_verdicts import KnownVerdicts
 from generator.grammars.messages import Limits, Request, Verdict, Vocabulary
 from protocol.errors import InvalidRequest, Overloaded, RateLimited, Unavailable
 from subprocesses.worker_process import WorkerEnded, WorkerProcess
@@ -24,6 +24,35 @@ _WALL_PER_CPU_S = 10
 _BUDGET_PER_CPU_S = 3
 _MEMORY_BYTES = 256 * 1024 * 1024
 _MASK_S = 0.05
+_ENTRY_BYTES = 4096
+"""Weighs verdicts without a compiled grammar, which are few bytes here."""
+
+
+class KnownVerdicts:
+    """Verdicts by a schema's digest, the least recently used of which are forgotten.
+
+    They weigh as much as their compiled grammars, up to ``most_bytes`` in all. If that is less than the engine's own
+    cache of grammars holds, a schema with a verdict here costs the engine no second compilation.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    def find(self, digest: bytes) -> Verdict | None:
+        """The verdict, which counts as used now."""
+        if digest in self._verdicts:
+            self._verdicts.move_to_end(digest)
+        return self._verdicts.get(digest)
+
+    def add(self, digest: bytes, verdict: Verdict) -> None:
+        """Remember a verdict that is not known yet."""
+        self._verdicts[digest] = verdict
+        self._bytes += _weight(verdict)
+        while self._bytes > self._most_bytes:
+            _, forgotten = self._verdicts.popitem(last=False)
+            self._bytes -= _weight(forgotten)
 
 
 class _Trial:
@@ -144,3 +173,7 @@ class SchemaChecks:
                 worker.end()
             worker.ask(self._vocabulary, Verdict)
         return self._worker
+
+
+def _weight(verdict: Verdict) -> int:
+    return _ENTRY_BYTES + verdict.compiled_bytes

@@ -22,9 +22,8 @@ from generator.tiers.base import (
 )
 from generator.tiers.disk_identity import store_identity
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
-from generator.tiers.object_reader import ObjectReader
+from generator.tiers.node_object import ObjectReader, ObjectWriter
 from generator.tiers.object_requests import Fetched, ObjectRequests
-from generator.tiers.object_writer import ObjectWriter
 from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier

@@ -27,12 +27,11 @@ from examine.measuring.progress import Progress
 from examine.measuring.statistics import percentile
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.pace import Pace
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, Pace
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire.events import QueryCompleted
 from gateway.wire.reply import Timings

@@ -14,7 +14,7 @@ from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
 from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
 from generator.connector.blocks.open_blocks import open_blocks
-from generator.connector.worker.pinned_arena import PinnedArena
+from generator.connector.blocks.pinned_memory import PinnedArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages
 from scripts.gpu_proof.groups import NEUTRAL

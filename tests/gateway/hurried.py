@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from gateway.pace import Pace
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, Pace
 
 
 def hurried(**options: object) -> GatewaySettings:

@@ -6,8 +6,7 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.pace import Pace
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, Pace
 from gateway.stores.stores import EmbeddedStores
 from services import app
 from services.config import Config

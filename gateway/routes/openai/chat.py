@@ -6,15 +6,13 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.off_loop import ITEM, off_loop
-from gateway.routes.asking import start_choices, streamed
+from gateway.routes.asking import start_choices, streamed, while_connected
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.sse import chunk_frames
-from gateway.wire.openai.chat import ChatChunks, ChatCompletion, chat_completion
-from gateway.wire.openai.chat_body import ChatBody
+from gateway.wire.openai.chat import ChatBody, ChatChunks, ChatCompletion, chat_completion
 from gateway.wire.openapi import errors, event_stream, json_reply
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)

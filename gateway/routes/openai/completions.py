@@ -5,15 +5,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.routes.asking import start_choices, streamed
+from gateway.routes.asking import start_choices, streamed, while_connected
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.sse import chunk_frames
-from gateway.wire.openai.completion_body import CompletionBody
-from gateway.wire.openai.completions import Completion, CompletionChunks, completion
+from gateway.wire.openai.completions import Completion, CompletionBody, CompletionChunks, completion
 from gateway.wire.openapi import errors, event_stream, json_reply
 from protocol.prompts import ChatMessage
 

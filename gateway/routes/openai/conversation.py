@@ -7,8 +7,7 @@ from gateway.limits.auth import Caller
 from gateway.query.query import Query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.openai.models import served_model
-from gateway.search.follow_ups import EARLIER_QUESTIONS, FollowUps
-from gateway.search.last_question import last_question
+from gateway.search.follow_ups import EARLIER_QUESTIONS, FollowUps, last_question
 from gateway.wire.schemas import AnswerBody
 from protocol.errors import InvalidRequest
 from protocol.generation import Sampling

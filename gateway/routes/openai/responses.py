@@ -6,10 +6,9 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.off_loop import ITEM, off_loop
-from gateway.routes.asking import start_query, streamed
+from gateway.routes.asking import start_query, streamed, while_connected
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import CallerDep, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.disconnect import while_connected
 from gateway.routes.json_route import JsonRoute
 from gateway.routes.openai.conversation import QuestionFields, conversation_query
 from gateway.routes.sse import response_frames

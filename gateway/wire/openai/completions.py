@@ -1,4 +1,4 @@
-"""Answers in the format of OpenAI's completions endpoint, which its streams have, too.
+"""OpenAI's completions endpoint: the body of a request, and the answer, whose format its streams have, too.
 
 In addition to OpenAI's fields, a completion and the first object of a stream have ``citations`` and ``partial``, as in
 a chat.
@@ -6,16 +6,45 @@ a chat.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from pydantic import Field
 
 from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
+from gateway.wire.openai.body_fields import ChoiceFields, StreamFields
+from gateway.wire.openai.parameters import OpenAIBody
+from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
 from gateway.wire.openai.stream_record import StreamRecord
-from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Reply, Usage
-from protocol.generation import FinishReason
+from gateway.wire.schemas import AnswerBody, MaxTokens, Question
+from protocol.errors import UnsupportedParameter
+from protocol.generation import FinishReason, Sampling
+
+_Questions = Annotated[list[Question], Field(fail_fast=True)]
+_TokenIds = Annotated[list[int], Field(fail_fast=True)]
+_TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
+
+
+class CompletionBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, SamplingFields):
+    """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
+
+    model: str = Field(min_length=1)
+    prompt: Question | Annotated[_Questions | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
+    max_tokens: MaxTokens | None = None
+    logprobs: TopLogprobs | None = None
+
+    def question(self) -> str:
+        """The prompt's text. Raises UnsupportedParameter for several prompts, and for token ids."""
+        given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if len(given) > 1 or not isinstance(given[0], str):
+            raise UnsupportedParameter("RAGTree answers one prompt, as a string.", "prompt")
+        return given[0]
+
+    def sampling(self, default_max_tokens: int) -> Sampling:
+        """The sampling of the answer."""
+        return self.to_sampling(self.max_tokens or default_max_tokens, None, self.logprobs)
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -65,7 +94,7 @@ def completion(replies: Sequence[Reply]) -> Completion:
             )
             for index, reply in enumerate(replies)
         ),
-        usage=usage_of_choices([reply.usage for reply in replies]),
+        usage=Usage.of_choices([reply.usage for reply in replies]),
         citations=first.citations,
         partial=first.partial,
     )

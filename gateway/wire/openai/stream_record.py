@@ -7,7 +7,6 @@ import msgspec
 
 from gateway.wire import events
 from gateway.wire.logprobs import ScoredToken
-from gateway.wire.openai.usage import usage_of_choices
 from gateway.wire.reply import Citation, Usage
 from gateway.wire.rewriting import Rewriting
 
@@ -60,7 +59,7 @@ class StreamRecord:
         """A choice's last object and, if all choices are complete, that of their usage."""
         if not self._include_usage or len(self._usages) < self._count:
             return [last]
-        usage = usage_of_choices([self._usages[index] for index in range(self._count)])
+        usage = Usage.of_choices([self._usages[index] for index in range(self._count)])
         return [last, msgspec.structs.replace(last, choices=(), usage=usage)]
 
     def _note_first(self, event: events.Event) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from generator.composing.attention_layers import AttentionLayer
+from generator.composing.attention_layers import AttentionLayer, slots_of
 from generator.composing.codec import LayerKv
 from generator.composing.composer import Composed
 from generator.composing.deletions import IsDeleted
@@ -16,7 +16,6 @@ from generator.composing.dependency.tree_attention import TreeAttention, in_plac
 from generator.composing.dependency.tree_pass import tree_pass
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, positions_of, slices
-from generator.composing.slots import slots_of
 from protocol.dependency import DependencyTrees, branch_keys
 
 _MAIN_MEMORY = torch.device("cpu")

@@ -1,10 +1,13 @@
-"""Host memory that is registered with CUDA, so that the GPU copies it directly."""
+"""Host memory that is registered with CUDA, so that the GPU copies it directly, and an arena of such memory."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
 
+from generator.tiers.arena import HostArena
 from generator.tiers.base import Page
 
 log = structlog.get_logger(__name__)
@@ -47,3 +50,25 @@ def register(runtime: CudaRuntime, clear_error: Callable[[], None], memory: Page
             break
         registered.append(address)
     return unregister
+
+
+class PinnedArena(HostArena):
+    """A ``HostArena`` whose memory is pinned while it is attached. ``pin`` returns the function that unpins it."""
+
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: str,
+        page_tokens: int,
+        page_bytes: int,
+        page_count: int,
+        pin: Callable[[Page], Callable[[], None]],
+    ) -> None:
+        super().__init__(path, fingerprint, page_tokens, page_bytes, page_count)
+        self._pinned = ExitStack()
+        self._pinned.callback(pin(self._file.pages))
+
+    def close(self) -> None:
+        """Unpin the memory, and detach from it."""
+        self._pinned.close()
+        super().close()

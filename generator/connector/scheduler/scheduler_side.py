@@ -15,10 +15,9 @@ from generator.connector.scheduler.block_relief import BlockRelief
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.gpu_tier import GpuTier
-from generator.connector.scheduler.lost_copies import LostCopies
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.request_state import RequestState
-from generator.connector.scheduler.transfer_queue import TransferQueue
+from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
 from generator.connector.step_record import StepRecord
 from protocol.kv import KvMemory, ResidencyReport

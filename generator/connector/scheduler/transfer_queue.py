@@ -1,19 +1,43 @@
 """Transfers and purges from the moment a message asks for them until the worker side has finished them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 from generator.connector.scheduler.gpu_tier import GpuTier
-from generator.connector.scheduler.lost_copies import LostCopies
 from generator.connector.step_jobs import Purge, Transfer
 from protocol.kv import KvNode, LostCopy, Move, Pages
 from protocol.tiers import Tier
 
 _LONGEST_WRITE_S = 10.0
 """Requests wait this long for a copy that is being written. A worker that hangs must not hang them too."""
+
+
+class LostCopies:
+    """Copies that should be in a tier and are not, and are not reported yet: each once, in the order of their loss."""
+
+    def __init__(self) -> None:
+        self._copies: dict[LostCopy, None] = {}
+
+    def add(self, key: str, tier: Tier) -> None:
+        """Record that a tier has no copy of the node ``key``."""
+        self._copies[LostCopy(key, tier)] = None
+
+    def add_all(self, copies: Iterable[LostCopy]) -> None:
+        """Record several copies."""
+        self._copies.update(dict.fromkeys(copies))
+
+    def discard(self, key: str, tier: Tier) -> None:
+        """Forget a loss, because the copy has been made again."""
+        self._copies.pop(LostCopy(key, tier), None)
+
+    def take(self) -> tuple[LostCopy, ...]:
+        """The lost copies since the last call."""
+        lost = tuple(self._copies)
+        self._copies.clear()
+        return lost
 
 
 class _UnderWay(NamedTuple):

@@ -10,7 +10,7 @@ import structlog
 from blake3 import blake3
 
 from generator.connector.blocks.paged_blocks import PagedBlocks
-from generator.connector.worker.pinned_arena import PinnedArena
+from generator.connector.blocks.pinned_memory import PinnedArena
 from generator.settings import KvPlaces
 from generator.tiers.base import KvTier, StoredNode, TierError, TierUnavailable
 from generator.tiers.disk import DiskTier

@@ -6,7 +6,7 @@ import pytest
 from gateway_fakes import Stack, eventually
 from gateway_requests import by_label
 
-from gateway.query.hits import found_in
+from gateway.wire.reuse import found_in
 from protocol.errors import Unavailable, UnknownPlan
 from protocol.generation import PrefillResult
 from protocol.kv import KvMemory, LostCopy

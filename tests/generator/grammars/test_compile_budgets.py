@@ -3,8 +3,8 @@
 import pytest
 
 from generator.grammars.compile_budgets import CompileBudgets
-from generator.grammars.known_verdicts import KnownVerdicts
 from generator.grammars.messages import Verdict
+from generator.grammars.schema_checks import KnownVerdicts
 from protocol.errors import RateLimited
 
 

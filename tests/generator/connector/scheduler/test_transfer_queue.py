@@ -7,8 +7,7 @@ pytest.importorskip("vllm")
 from small_pool import BLOCKS, PAGE, Chain, small_pool
 
 from generator.connector.scheduler.gpu_tier import GpuTier
-from generator.connector.scheduler.lost_copies import LostCopies
-from generator.connector.scheduler.transfer_queue import TransferQueue
+from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from protocol.kv import KvNode, LostCopy, Move
 from protocol.tiers import Tier
 

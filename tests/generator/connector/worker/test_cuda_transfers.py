@@ -15,10 +15,10 @@ from late_copies import LateCopies
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
+from generator.connector.blocks.pinned_memory import PinnedArena
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
-from generator.connector.worker.pinned_arena import PinnedArena
 from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.base import TierFull
 from generator.tiers.disk import DiskTier

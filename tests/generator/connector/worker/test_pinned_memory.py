@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from generator.connector.blocks import pinned_memory
-from generator.connector.blocks.pinned_memory import register
-from generator.connector.worker.pinned_arena import PinnedArena
+from generator.connector.blocks.pinned_memory import PinnedArena, register
 
 ROWS, STRIDE = 10, 4096
 MEMORY = np.zeros((ROWS, STRIDE), np.uint8)[:, :1000]

@@ -1,8 +1,21 @@
-"""Replies with the gateway's activity."""
+"""Replies on the gateway itself: whether it is alive and ready, and what it did lately."""
 
 from typing import Literal
 
 import msgspec
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The gateway is alive."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Queries can be served. ``degraded`` names the stores that cannot be reached."""
+
+    status: Literal["ok"] = "ok"
+    degraded: tuple[str, ...] = ()
 
 
 class ActivityBucket(msgspec.Struct, frozen=True, kw_only=True):

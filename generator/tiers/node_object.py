@@ -1,4 +1,4 @@
-"""Reads one node's pages out of an object, several with each request."""
+"""One node's pages in an object of a store: several are read with each request, all are written at once."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,10 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
-from generator.tiers.node_format import NodeHeader
+from generator.tiers.node_format import NodeFormat, NodeHeader
 from generator.tiers.object_requests import ObjectRequests
+from generator.tiers.writers import OrderedWriter
+from protocol.kv import KvNode
 
 _REQUEST_BYTES = 8 << 20
 
@@ -76,3 +78,33 @@ class ObjectReader:
             self.damage = broken.damage
             raise
         return pages
+
+
+class ObjectWriter(OrderedWriter):
+    """A writer whose pages are filled in place, behind the header, which has their checksums.
+
+    So the whole node is in memory until it is uploaded: an upload begins with the header.
+    """
+
+    def __init__(self, layout: NodeFormat, node: KvNode) -> None:
+        super().__init__(layout.pages(node))
+        self._layout = layout
+        self._node = node
+        self._content = np.empty(layout.file_bytes(node), np.uint8)
+        self._header_bytes = self._content.size - self._count * layout.page_bytes
+        self._pages = self._content[self._header_bytes :].reshape(self._count, layout.page_bytes)
+
+    @property
+    def content(self) -> memoryview:
+        """The bytes of the object, once ``finish`` has returned."""
+        return self._content.data
+
+    def finish(self) -> None:
+        """Write the header. Raises ValueError unless every page was filled."""
+        super().finish()
+        checksums = [xxh3_64_intdigest(page.data) for page in self._pages]
+        self._content[: self._header_bytes] = np.frombuffer(self._layout.encode(self._node, checksums), np.uint8)
+
+    def _buffer(self, index: int) -> Page:
+        page: Page = self._pages[index]
+        return page
