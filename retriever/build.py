@@ -22,6 +22,7 @@ from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingester import Ingester
+from retriever.ingestion.ingestion import Ingestion
 from retriever.ingestion.reembedding import Reembedding
 from retriever.ingestion.upload_intake import UploadIntake
 from retriever.lexical.lexical_catalog import LexicalCatalog
@@ -39,6 +40,7 @@ from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
+from retriever.store.store import Store
 from retriever.thread_priorities import warm_up_in_background
 from retriever.work_thread import WorkThread
 
@@ -60,34 +62,29 @@ def build_retriever(
     reranker = build_reranker(settings.reranker)
     database = database or Database(data_dir / "store.sqlite3", settings.max_database_bytes)
     orphans = Orphans()
-    documents, chunks, jobs = Documents(orphans), Chunks(), Jobs()
+    store = Store(database, Documents(orphans), Chunks(), Jobs(), orphans)
     chunker = Chunker(embedder.tokenizer, embedder.max_tokens, settings.chunks)
     preparer = ChunkPreparer(chunker, embedder)
     files, mapped = IndexFiles(data_dir / "indexes"), MappedIVFFiles(data_dir / "indexes")
     wake_ingestion = threading.Event()
-    builder = IndexBuilder(database, chunks, mapped, embedder.dimension, preparer.fingerprint, settings.index)
+    builder = IndexBuilder(database, store.chunks, mapped, embedder.dimension, preparer.fingerprint, settings.index)
     rebuilder = Rebuilder(builder, wake_ingestion)
-    catalog = IndexCatalog(database, chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
-    lexical = LexicalCatalog(database, chunks, data_dir / "lexical", preparer.fingerprint)
+    catalog = IndexCatalog(database, store.chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
+    lexical = LexicalCatalog(database, store.chunks, data_dir / "lexical", preparer.fingerprint)
     replacement_lock = ReadWriteLock()
     counts = IngestCounts()
     searcher = Searcher(
-        database,
-        documents,
-        chunks,
+        store,
         Proposer(catalog, lexical),
         embedder,
         replacement_lock,
         settings.search,
         tracer or NoOpTracer(),
     )
-    graph = build_graph(settings.graph, database, documents, chunks, searcher, embedder)
+    graph = build_graph(settings.graph, store, searcher, embedder)
     attempts = Attempts("item")
     committer = Committer(
-        database,
-        documents,
-        chunks,
-        jobs,
+        store,
         attempts,
         catalog,
         lexical,
@@ -97,7 +94,7 @@ def build_retriever(
         preparer.fingerprint,
         on_change=graph.graph.changed if graph else None,
     )
-    ingester = Ingester(database, documents, jobs, attempts, preparer, catalog, committer, settings.ingest, counts)
+    ingester = Ingester(store, attempts, preparer, catalog, committer, settings.ingest, counts)
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
     ingest_thread = WorkThread(
@@ -109,31 +106,23 @@ def build_retriever(
     )
     # Different threads acquire and release it.
     data_lock = FileLock(data_dir / "retriever.lock", thread_local=False)
+    intake = UploadIntake(store, loaders, ingester, settings.ingest, counts)
+    ingestion = Ingestion(intake, ingester, ingest_thread, counts)
     return Retriever(
-        database=database,
-        documents=documents,
-        chunks=chunks,
-        jobs=jobs,
-        orphans=orphans,
+        store=store,
         searcher=graph.searcher if graph else searcher,
         reranker=reranker,
         reranking=build_reranking(settings.reranker, reranker.scores),
         text_embedding=TextEmbedding(embedder),
-        intake=UploadIntake(database, documents, jobs, loaders, ingester, settings.ingest, counts),
-        ingester=ingester,
-        counts=counts,
-        ingest_thread=ingest_thread,
+        ingestion=ingestion,
         graph=graph.graph if graph else None,
         lifecycle=Lifecycle(
-            database,
-            documents,
-            chunks,
+            store,
             preparer,
             catalog,
             lexical,
-            Reembedding(database, documents, preparer, Attempts("document"), settings.ingest.group_bytes),
-            ingester,
-            ingest_thread,
+            Reembedding(store, preparer, Attempts("document"), settings.ingest.group_bytes),
+            ingestion,
             graph.graph if graph else None,
             sandboxed,
             data_lock,

@@ -8,14 +8,11 @@ from protocol.errors import Conflict
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer
-from retriever.ingestion.ingester import Ingester
+from retriever.ingestion.ingestion import Ingestion
 from retriever.ingestion.reembedding import Reembedding
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.loaders.sandbox import SandboxedLoaders
-from retriever.store.chunks import Chunks
-from retriever.store.database import Database
-from retriever.store.documents import Documents
-from retriever.work_thread import WorkThread
+from retriever.store.store import Store
 
 _LOCK_TIMEOUT_S = 20.0
 
@@ -28,28 +25,22 @@ class Lifecycle:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        chunks: Chunks,
+        store: Store,
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
         lexical: LexicalCatalog,
         reembedding: Reembedding,
-        ingester: Ingester,
-        ingest_thread: WorkThread,
+        ingestion: Ingestion,
         graph: RetrieverGraph | None,
         loaders: SandboxedLoaders,
         data_lock: FileLock,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._chunks = chunks
+        self._store = store
         self._preparer = preparer
         self._catalog = catalog
         self._lexical = lexical
         self._reembedding = reembedding
-        self._ingester = ingester
-        self._ingest_thread = ingest_thread
+        self._ingestion = ingestion
         self._graph = graph
         self._loaders = loaders
         self._data_lock = data_lock
@@ -70,23 +61,23 @@ class Lifecycle:
         except Timeout as error:
             raise Conflict(f"another retriever is using {self.data_dir}") from error
         self._lexical.sweep()
-        with self._database.read() as transaction:
-            self._preparer.start_ids_after(self._chunks.last_id(transaction))
+        with self._store.database.read() as transaction:
+            self._preparer.start_ids_after(self._store.chunks.last_id(transaction))
         self._reembedding.run()
         self._catalog.open()
         self._lexical.open()
         if self._graph is not None:
             self._graph.open()
-        self._ingester.open()
-        self._ingest_thread.start()
+        self._ingestion.ingester.open()
+        self._ingestion.thread.start()
 
     def close(self) -> None:
         """Finish the current group, save the indexes and release the folder. Queued documents stay queued."""
-        self._ingest_thread.close()
-        self._ingester.close()
+        self._ingestion.thread.close()
+        self._ingestion.ingester.close()
         if self._graph is not None:
             self._graph.close()
         self._loaders.close()
         self._catalog.close()
-        self._database.close()
+        self._store.database.close()
         self._data_lock.release()

@@ -25,20 +25,14 @@ from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchR
 from retriever.embedding.text_embedding import TextEmbedding
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.ingestion.document_checks import checked_name
-from retriever.ingestion.ingest_counts import IngestCounts
-from retriever.ingestion.ingester import Ingester
-from retriever.ingestion.upload_intake import UploadIntake
+from retriever.ingestion.ingestion import Ingestion
 from retriever.lifecycle import Lifecycle
 from retriever.reranking.base import Reranker, Reranking, Scores
 from retriever.search.base import StagedSearcher
 from retriever.search.iterate_in_thread import iterate_in_thread
-from retriever.store.chunks import Chunks
-from retriever.store.database import Database, Transaction
-from retriever.store.documents import Documents
-from retriever.store.jobs import Jobs
-from retriever.store.orphans import Orphans
+from retriever.store.database import Transaction
+from retriever.store.store import Store
 from retriever.thread_priorities import search_on_one_core
-from retriever.work_thread import WorkThread
 
 _LONGEST_PAGE = 1000
 
@@ -55,36 +49,22 @@ class Retriever:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        chunks: Chunks,
-        jobs: Jobs,
-        orphans: Orphans,
+        store: Store,
         searcher: StagedSearcher,
         reranker: Reranker,
         reranking: Reranking,
         text_embedding: TextEmbedding,
-        intake: UploadIntake,
-        ingester: Ingester,
-        counts: IngestCounts,
-        ingest_thread: WorkThread,
+        ingestion: Ingestion,
         graph: RetrieverGraph | None,
         lifecycle: Lifecycle,
         search_threads: int,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._chunks = chunks
-        self._jobs = jobs
-        self._orphans = orphans
+        self._store = store
         self._searcher = searcher
         self._reranker = reranker
         self._reranking = reranking
         self._text_embedding = text_embedding
-        self._intake = intake
-        self._ingester = ingester
-        self._counts = counts
-        self._ingest_thread = ingest_thread
+        self._ingestion = ingestion
         self._graph = graph
         self._lifecycle = lifecycle
         self._search_pool = _pool(search_threads, "retriever-search")
@@ -117,7 +97,7 @@ class Retriever:
     async def wait_for_indexes(self) -> None:
         """Return when no index rebuild is pending for the documents ingested so far. Searches do not need this."""
         self._check_ready()
-        await asyncio.to_thread(self._ingester.wait_for_indexes)
+        await asyncio.to_thread(self._ingestion.ingester.wait_for_indexes)
 
     async def wait_for_graph(self) -> None:
         """Return when the graph has read all that has been ingested so far; at once if there is no graph."""
@@ -150,30 +130,30 @@ class Retriever:
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None
     ) -> IngestJob:
         """Accept a document for ingestion. Raises as the contract says."""
-        job = await self._change(self._intake.put_document, tenant, collection, upload, idempotency_key)
-        self._ingest_thread.wake()
+        job = await self._change(self._ingestion.intake.put_document, tenant, collection, upload, idempotency_key)
+        self._ingestion.thread.wake()
         return job
 
     async def put_batch(
         self, tenant: str, collection: str, jsonl: bytes, idempotency_key: str | None = None
     ) -> IngestJob:
         """Accept a batch of documents for ingestion. Raises as the contract says."""
-        job = await self._change(self._intake.put_batch, tenant, collection, jsonl, idempotency_key)
-        self._ingest_thread.wake()
+        job = await self._change(self._ingestion.intake.put_batch, tenant, collection, jsonl, idempotency_key)
+        self._ingestion.thread.wake()
         return job
 
     async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
         """Bind an idempotency key to the hash of a body. Raises as the shard's contract says."""
-        await self._change(self._intake.claim_key, tenant, key, body_hash)
+        await self._change(self._ingestion.intake.claim_key, tenant, key, body_hash)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Delete a document, its chunks and its queued uploads in one transaction."""
-        await self._change(self._intake.delete_document, tenant, collection, document_id)
-        self._ingest_thread.wake()
+        await self._change(self._ingestion.intake.delete_document, tenant, collection, document_id)
+        self._ingestion.thread.wake()
 
     async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
         """Return a document with its text. Raises UnknownCollection or UnknownDocument."""
-        return await self._read(self._documents.get, tenant, collection, document_id)
+        return await self._read(self._store.documents.get, tenant, collection, document_id)
 
     async def chunks(self, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
@@ -187,7 +167,7 @@ class Retriever:
         """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""
         if not 1 <= limit <= _LONGEST_PAGE:
             raise InvalidRequest(f"limit must be between 1 and {_LONGEST_PAGE}, not {limit}", param="limit")
-        return await self._read(self._documents.page, tenant, collection, limit, after or "")
+        return await self._read(self._store.documents.page, tenant, collection, limit, after or "")
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
         """Return the tenant's collections, sorted by name."""
@@ -199,27 +179,27 @@ class Retriever:
 
     async def get_job(self, tenant: str, job_id: str) -> IngestJob:
         """Return the current state of a job. Raises UnknownJob."""
-        return await self._read(self._jobs.get, tenant, job_id)
+        return await self._read(self._store.jobs.get, tenant, job_id)
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
         """Return the orphans that a document left behind when it was deleted or replaced."""
-        return await self._read(self._orphans.of_document, tenant, collection, document_id)
+        return await self._read(self._store.orphans.of_document, tenant, collection, document_id)
 
     async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:
         """Return the oldest orphans that are at least ``older_than_s`` seconds old."""
-        return await self._read(self._orphans.older_than, older_than_s, limit)
+        return await self._read(self._store.orphans.older_than, older_than_s, limit)
 
     async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Count an attempt to delete the KV of each. Raises StorageFull."""
-        await self._change(self._write, self._orphans.attempt, orphans)
+        await self._change(self._write, self._store.orphans.attempt, orphans)
 
     async def give_up_orphans(self, orphans: Sequence[Orphan], reason: str) -> None:
         """Give up deleting the KV of orphans. Raises StorageFull."""
-        await self._change(self._write, self._orphans.give_up, orphans, reason)
+        await self._change(self._write, self._store.orphans.give_up, orphans, reason)
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Remove orphans from the list. Raises StorageFull."""
-        await self._change(self._write, self._orphans.forget, orphans)
+        await self._change(self._write, self._store.orphans.forget, orphans)
 
     async def stats(self) -> RetrieverStats:
         """Return counters since the start, and gauges."""
@@ -238,32 +218,35 @@ class Retriever:
 
     async def _read(self, call: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def read() -> T:
-            with self._database.read() as transaction:
+            with self._store.database.read() as transaction:
                 return call(transaction, *args, **kwargs)
 
         self._check_ready()
         return await asyncio.get_running_loop().run_in_executor(self._search_pool, read)
 
     def _collections(self, transaction: Transaction, tenant: str) -> Sequence[CollectionInfo]:
-        infos = self._documents.collections(transaction, tenant)
+        infos = self._store.documents.collections(transaction, tenant)
         return infos if self._graph is None else self._graph.viewer.with_states(transaction, tenant, infos)
 
     def _view(self, transaction: Transaction, request: GraphRequest) -> GraphView:
         if self._graph is not None:
             return self._graph.viewer.view(transaction, request)
-        self._documents.collection(transaction, request.tenant, request.collection)
+        self._store.documents.collection(transaction, request.tenant, request.collection)
         raise NoGraph("documents are stored without a graph: retriever.graph.kind is none", param="collection")
 
     def _chunks_of(self, transaction: Transaction, tenant: str, collection: str, document_id: str) -> DocumentChunks:
-        collection_key = self._documents.collection(transaction, tenant, collection)
-        if collection_key is None or self._documents.content_hash(transaction, collection_key, document_id) is None:
+        documents = self._store.documents
+        collection_key = documents.collection(transaction, tenant, collection)
+        if collection_key is None or documents.content_hash(transaction, collection_key, document_id) is None:
             raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
-        chunks = self._chunks.of_document(transaction, collection_key, document_id)
-        return DocumentChunks(tuple(chunks), self._documents.revision(transaction))
+        chunks = self._store.chunks.of_document(transaction, collection_key, document_id)
+        return DocumentChunks(tuple(chunks), self._store.documents.revision(transaction))
 
     def _stats(self, transaction: Transaction) -> RetrieverStats:
         disk = shutil.disk_usage(self._lifecycle.data_dir)
-        stats = RetrieverStats(self._counts.snapshot(), self._jobs.queued(transaction), disk.total, disk.free)
+        stats = RetrieverStats(
+            self._ingestion.counts.snapshot(), self._store.jobs.queued(transaction), disk.total, disk.free
+        )
         if self._graph is None:
             return stats
         viewer = self._graph.viewer
@@ -275,11 +258,11 @@ class Retriever:
 
     def _put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         checked_name(collection, "collection")
-        with self._database.write() as transaction:
-            self._documents.put_collection(transaction, tenant, collection, search)
+        with self._store.database.write() as transaction:
+            self._store.documents.put_collection(transaction, tenant, collection, search)
 
     def _write(self, call: Callable[Concatenate[Transaction, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
-        with self._database.write() as transaction:
+        with self._store.database.write() as transaction:
             call(transaction, *args, **kwargs)
 
     def _shut_down(self) -> None:

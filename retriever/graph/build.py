@@ -13,11 +13,9 @@ from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
 from retriever.settings import GraphSettings
-from retriever.store.chunks import Chunks
-from retriever.store.database import Database
-from retriever.store.documents import Documents
 from retriever.store.facts import Facts
 from retriever.store.graph_outline import GraphOutline
+from retriever.store.store import Store
 from retriever.thread_priorities import lower_priority
 from retriever.work_thread import WorkThread
 
@@ -31,9 +29,7 @@ class GraphParts(NamedTuple):
 
 def build_graph(
     settings: GraphSettings,
-    database: Database,
-    documents: Documents,
-    chunks: Chunks,
+    store: Store,
     searcher: Searcher,
     embedder: Embedder,
 ) -> GraphParts | None:
@@ -45,6 +41,7 @@ def build_graph(
     from retriever.graph.extractors.phrases import Phrases
 
     phrases, facts = Phrases(), Facts()
+    database, documents, chunks = store.database, store.documents, store.chunks
     extractor = build_extractor(settings, phrases)
     reader = SubgraphReader(chunks, facts, settings)
     catalog = GraphCatalog(database, facts, embedder.dimension)
@@ -54,7 +51,5 @@ def build_graph(
     viewer = GraphViewer(documents, chunks, facts, GraphOutline(), catalog, extractor.fingerprint)
     return GraphParts(
         RetrieverGraph(catalog, indexer, thread, viewer),
-        GraphSearcher(
-            database, documents, chunks, facts, searcher, catalog, phrases, extractor.fingerprint, embedder, reader
-        ),
+        GraphSearcher(store, facts, searcher, catalog, phrases, extractor.fingerprint, embedder, reader),
     )

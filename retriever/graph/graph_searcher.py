@@ -18,11 +18,11 @@ from retriever.graph.mixing import by_place, mixed
 from retriever.graph.names import name_key
 from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
-from retriever.store.chunks import Chunks, Ids
-from retriever.store.database import Database, Transaction
-from retriever.store.documents import Documents
+from retriever.store.chunks import Ids
+from retriever.store.database import Transaction
 from retriever.store.facts import Facts
 from retriever.store.filter_sql import condition_of
+from retriever.store.store import Store
 
 _DEPTH = 50
 """Chunks of the search without a graph that mode mix ranks again."""
@@ -42,9 +42,7 @@ class GraphSearcher:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        chunks: Chunks,
+        store: Store,
         facts: Facts,
         searcher: Searcher,
         catalog: GraphCatalog,
@@ -54,9 +52,7 @@ class GraphSearcher:
         reader: SubgraphReader,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._chunks = chunks
+        self._store = store
         self._facts = facts
         self._searcher = searcher
         self._catalog = catalog
@@ -91,9 +87,9 @@ class GraphSearcher:
 
     def _graph(self, request: SearchRequest) -> KnowledgeGraph | None:
         """The collection's graph; None if it has no documents, which the search without a graph reports."""
-        with self._database.read() as transaction:
-            collection = self._documents.collection(transaction, request.tenant, request.collection)
-            if collection is None or not self._chunks.has_any(transaction, collection):
+        with self._store.database.read() as transaction:
+            collection = self._store.documents.collection(transaction, request.tenant, request.collection)
+            if collection is None or not self._store.chunks.has_any(transaction, collection):
                 return None
             graph = self._catalog.get(collection)
             if graph is not None:
@@ -106,8 +102,8 @@ class GraphSearcher:
         self, request: SearchRequest, found: CandidateSet, graph: KnowledgeGraph, question: Vector
     ) -> CandidateSet:
         near = graph.near(question)
-        with self._database.read() as transaction:
-            collection = self._documents.collection(transaction, request.tenant, request.collection)
+        with self._store.database.read() as transaction:
+            collection = self._store.documents.collection(transaction, request.tenant, request.collection)
             if collection is None:
                 return replace(found, docs=(), scores=(), dense_scores=(), sparse_scores=(), mode=request.mode)
             activation = self._activation(transaction, collection, request, near, graph)
@@ -118,7 +114,7 @@ class GraphSearcher:
                 ranking = mixed(base, ranking)
             matching = self._matching(transaction, collection, request)
             ids = list(islice(self._allowed(transaction, collection, matching, ranking), request.shown))
-            chunks = self._chunks.resolve(transaction, collection, ids)
+            chunks = self._store.chunks.resolve(transaction, collection, ids)
             live = [id_ for id_ in ids if id_ in chunks]
             places = {chunk.chunk_id: place for place, chunk in enumerate(found.docs)}
             return replace(
@@ -128,7 +124,7 @@ class GraphSearcher:
                 dense_scores=_picked(found.dense_scores, places, live),
                 sparse_scores=_picked(found.sparse_scores, places, live),
                 mode=request.mode,
-                revisions=(self._documents.revision(transaction),),
+                revisions=(self._store.documents.revision(transaction),),
                 graph=self._reader.read(transaction, collection, graph, activation, near, matching),
             )
 
@@ -157,7 +153,7 @@ class GraphSearcher:
         """The chunks that pass the filters; None without filters."""
         if request.filters is None:
             return None
-        return self._chunks.matching(transaction, collection, condition_of(request.filters))
+        return self._store.chunks.matching(transaction, collection, condition_of(request.filters))
 
     def _allowed(
         self, transaction: Transaction, collection: int, matching: Ids | None, ranking: Mapping[int, float]
@@ -166,7 +162,7 @@ class GraphSearcher:
         passing = None if matching is None else set(matching.tolist())
         ranked = iter(ranking)
         while ids := list(islice(ranked, _CHECKED_AT_ONCE)):
-            kept = self._chunks.live(transaction, collection, ids) if passing is None else passing
+            kept = self._store.chunks.live(transaction, collection, ids) if passing is None else passing
             yield from (id_ for id_ in ids if id_ in kept)
 
 

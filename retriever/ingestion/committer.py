@@ -11,12 +11,12 @@ from retriever.index.read_write_lock import ReadWriteLock
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.store.attempts import Attempts
-from retriever.store.chunks import Chunks
-from retriever.store.database import Database, Transaction
-from retriever.store.documents import Documents, Replaced
+from retriever.store.database import Transaction
+from retriever.store.documents import Replaced
 from retriever.store.incoming_document import IncomingDocument
-from retriever.store.jobs import ItemResult, JobItem, Jobs
+from retriever.store.jobs import ItemResult, JobItem
 from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.store import Store
 
 Put = Callable[[Transaction, JobItem], Replaced]
 """Stores the document of an item."""
@@ -32,10 +32,7 @@ class Committer:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        chunks: Chunks,
-        jobs: Jobs,
+        store: Store,
         attempts: Attempts,
         catalog: IndexCatalog,
         lexical: LexicalCatalog,
@@ -45,10 +42,7 @@ class Committer:
         fingerprint: str,
         on_change: Callable[[int], None] | None = None,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._chunks = chunks
-        self._jobs = jobs
+        self._store = store
         self._attempts = attempts
         self._catalog = catalog
         self._lexical = lexical
@@ -74,7 +68,7 @@ class Committer:
             if item.seq not in prepared:
                 return Replaced([], [])
             document, chunks = prepared[item.seq]
-            removed = self._documents.put(transaction, item.collection, document, chunks, self._fingerprint)
+            removed = self._store.documents.put(transaction, item.collection, document, chunks, self._fingerprint)
             return Replaced(removed, [chunk.id for chunk in chunks])
 
         self._commit(results, put)
@@ -83,7 +77,7 @@ class Committer:
         """Commit a document, all of whose chunks are staged."""
 
         def put(transaction: Transaction, item: JobItem) -> Replaced:
-            return self._documents.put_staged(transaction, item.collection, document, item.seq, self._fingerprint)
+            return self._store.documents.put_staged(transaction, item.collection, document, item.seq, self._fingerprint)
 
         self._commit([ItemResult(item, "stored")], put)
 
@@ -111,14 +105,14 @@ class Committer:
         removed: dict[int, list[int]] = defaultdict(list)
         with self._replacement_lock.writing():
             try:
-                with self._database.write() as transaction:
-                    still_queued = self._jobs.still_queued(transaction, [result.item for result in results])
+                with self._store.database.write() as transaction:
+                    still_queued = self._store.jobs.still_queued(transaction, [result.item for result in results])
                     finished = [result for result in results if result.item.seq in still_queued]
                     for item, _, _ in finished:
                         replaced = put(transaction, item)
                         removed[item.collection] += replaced.removed
                         added[item.collection] += replaced.added
-                    self._jobs.finish(transaction, finished)
+                    self._store.jobs.finish(transaction, finished)
                     self._attempts.forget(transaction, [result.item.seq for result in results])
                     for collection, chunk_ids in added.items():
                         self._index(transaction, collection, chunk_ids)
@@ -139,8 +133,8 @@ class Committer:
         if not chunk_ids:
             return
         ids = np.array(chunk_ids, np.int64)
-        self._lexical.add(collection, chain.from_iterable(self._chunks.texts(transaction, ids)))
-        for part, vectors in self._chunks.vectors(transaction, ids, self._dimension):
+        self._lexical.add(collection, chain.from_iterable(self._store.chunks.texts(transaction, ids)))
+        for part, vectors in self._store.chunks.vectors(transaction, ids, self._dimension):
             self._catalog.add(collection, part, vectors)
 
     def _changed(self, collection: int) -> None:

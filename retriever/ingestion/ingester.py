@@ -18,11 +18,10 @@ from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.long_document import LongDocument
 from retriever.settings import IngestSettings
 from retriever.store.attempts import Attempts
-from retriever.store.database import Database
-from retriever.store.documents import Documents
 from retriever.store.incoming_document import IncomingDocument
-from retriever.store.jobs import ItemResult, JobItem, Jobs
+from retriever.store.jobs import ItemResult, JobItem
 from retriever.store.staged_chunks import StagedChunks
+from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)
 _TRANSIENT = (Unavailable, StorageFull, sqlite3.Error, OSError)
@@ -52,9 +51,7 @@ class Ingester:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        jobs: Jobs,
+        store: Store,
         attempts: Attempts,
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
@@ -62,9 +59,7 @@ class Ingester:
         settings: IngestSettings,
         counts: IngestCounts,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._jobs = jobs
+        self._store = store
         self._attempts = attempts
         self._staged = StagedChunks()
         self._preparer = preparer
@@ -79,7 +74,7 @@ class Ingester:
 
     def open(self) -> None:
         """Drop what an earlier process has staged. Raises StorageFull."""
-        with self._database.write() as transaction:
+        with self._store.database.write() as transaction:
             self._staged.clear(transaction)
 
     def remove_from_indexes(self, collection: int, chunk_ids: list[int]) -> None:
@@ -118,14 +113,14 @@ class Ingester:
     def close(self) -> None:
         """Take back the attempts at what is not done, because this process has survived them."""
         # Without it, an attempt too many counts. The rest of the retriever closes all the same.
-        with suppress(RagtreeError, sqlite3.Error), self._database.write() as transaction:
+        with suppress(RagtreeError, sqlite3.Error), self._store.database.write() as transaction:
             self._attempts.take_back(transaction)
 
     def _next_turn(self) -> _Turn | None:
-        with self._database.read() as transaction:
+        with self._store.database.read() as transaction:
             suspects = self._attempts.lost(transaction)
-            for tenant in self._jobs.waiting_tenants(transaction, after=self._last_tenant):
-                group = self._jobs.next_group(
+            for tenant in self._store.jobs.waiting_tenants(transaction, after=self._last_tenant):
+                group = self._store.jobs.next_group(
                     transaction,
                     tenant,
                     self._settings.group_documents,
@@ -139,12 +134,12 @@ class Ingester:
 
     def _try(self, group: Sequence[JobItem]) -> None:
         try:
-            with self._database.write() as transaction:
+            with self._store.database.write() as transaction:
                 lost = self._attempts.lost(transaction).get(group[0].seq, 0)
                 # What an earlier call has tried, and is still to be done, would not be to blame if this one ended.
                 self._attempts.take_back(transaction)
                 self._attempts.begin(transaction, [item.seq for item in group])
-                self._jobs.start(transaction, group)
+                self._store.jobs.start(transaction, group)
             if lost >= MOST_ATTEMPTS:
                 reason = f"the retriever ended {lost} times while it ingested this document; it is not tried again"
                 self._fail(group[0], IngestionAbandoned(reason))
@@ -153,8 +148,8 @@ class Ingester:
         except StorageFull as error:
             self._fail_jobs(group, error)
         except Unavailable:
-            with self._database.write() as transaction:
-                self._jobs.requeue(transaction, group)
+            with self._store.database.write() as transaction:
+                self._store.jobs.requeue(transaction, group)
             raise
 
     def _ingest_or_split(self, group: Sequence[JobItem]) -> None:
@@ -176,7 +171,7 @@ class Ingester:
             return
         queued, unchanged = self._read(group)
         if len(group) == 1 and queued and group[0].bytes > self._settings.group_bytes:
-            self._long = LongDocument(self._database, self._jobs, self._staged, self._preparer, *queued[0])
+            self._long = LongDocument(self._store.database, self._store.jobs, self._staged, self._preparer, *queued[0])
             self._ingest_part(self._long)
             return
         prepared = self._preparer.prepare(
@@ -193,12 +188,12 @@ class Ingester:
         """Return the documents of a group that are still queued, and the items of those that are stored already."""
         changed: list[_Queued] = []
         unchanged: list[JobItem] = []
-        with self._database.read() as transaction:
+        with self._store.database.read() as transaction:
             for item in group:
-                document = self._jobs.document(transaction, item)
+                document = self._store.jobs.document(transaction, item)
                 if document is None:
                     continue
-                stored = self._documents.content_hash(transaction, item.collection, item.document_id)
+                stored = self._store.documents.content_hash(transaction, item.collection, item.document_id)
                 if stored == document.content_hash:
                     unchanged.append(item)
                 else:
@@ -225,8 +220,8 @@ class Ingester:
         """Fail all that is queued of a group's jobs. That frees space, so the commit usually succeeds."""
         jobs = {item.job_id for item in group}
         _log.error("disk full, jobs failed", jobs=len(jobs))
-        with self._database.write() as transaction:
-            failed = sum(self._jobs.fail_rest(transaction, job_id, error.code, error.message) for job_id in jobs)
+        with self._store.database.write() as transaction:
+            failed = sum(self._store.jobs.fail_rest(transaction, job_id, error.code, error.message) for job_id in jobs)
         if self._long and self._long.item.job_id in jobs:
             self._long = None
         self._counts.add(["failed"] * failed)

@@ -9,9 +9,8 @@ from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts, SourceText
 from retriever.store.attempts import Attempts
-from retriever.store.database import Database
-from retriever.store.documents import Documents
 from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.store import Store
 from retriever.store.triplet_column import read
 
 _log = structlog.get_logger(__name__)
@@ -33,35 +32,32 @@ class Reembedding:
     stored but cannot be found.
     """
 
-    def __init__(
-        self, database: Database, documents: Documents, preparer: ChunkPreparer, attempts: Attempts, group_bytes: int
-    ) -> None:
-        self._database = database
-        self._documents = documents
+    def __init__(self, store: Store, preparer: ChunkPreparer, attempts: Attempts, group_bytes: int) -> None:
+        self._store = store
         self._preparer = preparer
         self._attempts = attempts
         self._group_bytes = group_bytes
 
     def run(self) -> int:
         """Return how many documents there were. Raises what the embedder raises, and StorageFull."""
-        with self._database.read() as transaction:
+        with self._store.database.read() as transaction:
             outdated = "SELECT count(*) FROM documents WHERE fingerprint != ?"
             total = int(transaction.execute(outdated, (self._preparer.fingerprint,)).fetchone()[0])
         done = 0
         while done < total:
-            with self._database.read() as transaction:
+            with self._store.database.read() as transaction:
                 lost = self._attempts.lost(transaction)
                 rows = transaction.execute(
                     "SELECT id, collection, bytes FROM documents WHERE fingerprint != ? LIMIT ?",
                     (self._preparer.fingerprint, _DOCUMENTS_AT_ONCE),
                 )
                 group = self._group([_Outdated(*row) for row in rows], lost)
-            with self._database.write() as transaction:
+            with self._store.database.write() as transaction:
                 self._attempts.begin(transaction, [row.id for row in group])
             try:
                 self._convert(group, given_up=lost.get(group[0].id, 0) >= MOST_ATTEMPTS)
             except BaseException:
-                with self._database.write() as transaction:
+                with self._store.database.write() as transaction:
                     self._attempts.take_back(transaction)
                 raise
             done += len(group)
@@ -100,16 +96,16 @@ class Reembedding:
     def _replace(
         self, group: Sequence[_Outdated], prepared: Sequence[Iterator[list[PreparedChunk]] | list[list[PreparedChunk]]]
     ) -> None:
-        with self._database.write() as transaction:
+        with self._store.database.write() as transaction:
             for row, parts in zip(group, prepared, strict=True):
-                self._documents.replace_chunks_in_parts(transaction, row.collection, row.id, parts)
+                self._store.documents.replace_chunks_in_parts(transaction, row.collection, row.id, parts)
                 transaction.execute(
                     "UPDATE documents SET fingerprint = ? WHERE id = ?", (self._preparer.fingerprint, row.id)
                 )
             self._attempts.forget(transaction, [row.id for row in group])
 
     def _sources(self, group: Sequence[_Outdated]) -> list[SourceText]:
-        with self._database.read() as transaction:
+        with self._store.database.read() as transaction:
             text_of = "SELECT text, title, triplets FROM documents WHERE id = ?"
             rows = [transaction.execute(text_of, (row.id,)).fetchone() for row in group]
         return [SourceText(row["text"], row["title"], read(row["triplets"])) for row in rows]

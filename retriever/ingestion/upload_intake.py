@@ -12,9 +12,7 @@ from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingester import Ingester
 from retriever.loaders.registry import LoaderRegistry
 from retriever.settings import IngestSettings
-from retriever.store.database import Database
-from retriever.store.documents import Documents
-from retriever.store.jobs import Jobs
+from retriever.store.store import Store
 
 
 def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
@@ -27,17 +25,13 @@ class UploadIntake:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        jobs: Jobs,
+        store: Store,
         loaders: LoaderRegistry,
         ingester: Ingester,
         settings: IngestSettings,
         counts: IngestCounts,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._jobs = jobs
+        self._store = store
         self._loaders = loaders
         self._ingester = ingester
         self._settings = settings
@@ -73,17 +67,17 @@ class UploadIntake:
 
     def claim_key(self, tenant: str, key: str, hashed: str) -> None:
         """Bind an idempotency key to the hash of a body. Raises StorageFull or IdempotencyMismatch."""
-        with self._database.write() as transaction:
-            self._jobs.claim_key(transaction, tenant, key, hashed)
+        with self._store.database.write() as transaction:
+            self._store.jobs.claim_key(transaction, tenant, key, hashed)
 
     def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Delete a document and its queued uploads. Raises UnknownCollection or UnknownDocument."""
-        with self._database.write() as transaction:
-            collection_key = self._documents.collection(transaction, tenant, collection)
+        with self._store.database.write() as transaction:
+            collection_key = self._store.documents.collection(transaction, tenant, collection)
             removed, cancelled = None, False
             if collection_key is not None:
-                removed = self._documents.delete(transaction, collection_key, document_id)
-                cancelled = self._jobs.cancel(transaction, collection_key, document_id)
+                removed = self._store.documents.delete(transaction, collection_key, document_id)
+                cancelled = self._store.jobs.cancel(transaction, collection_key, document_id)
             if removed is None and not cancelled:
                 raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
         if collection_key is not None and removed:
@@ -91,17 +85,19 @@ class UploadIntake:
 
     def _create_job(self, tenant: str, collection: str, batch: ParsedBatch, key: str | None, hashed: str) -> IngestJob:
         checked_name(collection, "collection")
-        with self._database.write() as transaction:
-            existing = self._jobs.find_by_key(transaction, tenant, key, hashed) if key else None
+        with self._store.database.write() as transaction:
+            existing = self._store.jobs.find_by_key(transaction, tenant, key, hashed) if key else None
             if existing:
                 return existing
-            queued = self._jobs.queued(transaction)
+            queued = self._store.jobs.queued(transaction)
             if queued >= self._settings.max_queued_documents:
                 raise Overloaded(f"{queued:,} documents are already queued; try again later")
-            self._jobs.purge(transaction, self._settings.job_retention_s)
-            collection_key = self._documents.ensure_collection(transaction, tenant, collection)
-            job = self._jobs.create(transaction, tenant, collection, collection_key, batch.documents, batch.errors)
+            self._store.jobs.purge(transaction, self._settings.job_retention_s)
+            collection_key = self._store.documents.ensure_collection(transaction, tenant, collection)
+            job = self._store.jobs.create(
+                transaction, tenant, collection, collection_key, batch.documents, batch.errors
+            )
             if key:
-                self._jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
+                self._store.jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
         self._counts.add(["failed"] * len(batch.errors))
         return job

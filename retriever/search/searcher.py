@@ -17,10 +17,10 @@ from retriever.index.read_write_lock import ReadWriteLock
 from retriever.search.fusion import depth, ranked
 from retriever.search.proposals import Proposals, Proposer
 from retriever.search.question_vectors import QuestionVectors
-from retriever.store.chunks import Chunks, Ids
-from retriever.store.database import Database, Transaction
-from retriever.store.documents import Documents
+from retriever.store.chunks import Ids
+from retriever.store.database import Transaction
 from retriever.store.filter_sql import condition_of, filter_keys
+from retriever.store.store import Store
 
 _ATTEMPTS = 3
 
@@ -35,9 +35,7 @@ class Searcher:
 
     def __init__(
         self,
-        database: Database,
-        documents: Documents,
-        chunks: Chunks,
+        store: Store,
         proposer: Proposer,
         embedder: Embedder,
         replacement_lock: ReadWriteLock,
@@ -45,9 +43,7 @@ class Searcher:
         tracer: Tracer,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._database = database
-        self._documents = documents
-        self._chunks = chunks
+        self._store = store
         self._proposer = proposer
         self._embedder = embedder
         self._replacement_lock = replacement_lock
@@ -69,9 +65,9 @@ class Searcher:
             raise InvalidRequest("top_k must be at least 1", param="top_k")
         if request.mode is not GraphMode.NAIVE:
             raise NoGraph("documents are stored without a graph: retriever.graph.kind is none", param="mode")
-        with self._database.read() as transaction:
+        with self._store.database.read() as transaction:
             collection = self._searchable(transaction, request)
-            kind = request.search or self._documents.search_kind(transaction, collection) or self._default
+            kind = request.search or self._store.documents.search_kind(transaction, collection) or self._default
             unknown = self._unknown_keys(transaction, collection, request.filters)
         if unknown and request.check_keys:
             raise UnknownFilterKey(f"no document has an attribute {unknown[0]!r}", param="filters")
@@ -117,20 +113,20 @@ class Searcher:
         return QuestionVectors(request, self._embedder, self._tracer)
 
     def _searchable(self, transaction: Transaction, request: SearchRequest) -> int:
-        collection = self._documents.collection(transaction, request.tenant, request.collection)
-        if collection is None or not self._chunks.has_any(transaction, collection):
+        collection = self._store.documents.collection(transaction, request.tenant, request.collection)
+        if collection is None or not self._store.chunks.has_any(transaction, collection):
             raise NoDocuments(f"{request.collection!r} has no documents to search yet", param="collection")
         return collection
 
     def _unknown_keys(self, transaction: Transaction, collection: int, filters: Filter | None) -> tuple[str, ...]:
         keys = () if filters is None else dict.fromkeys(filter_keys(filters))
-        return tuple(key for key in keys if not self._chunks.has_attribute(transaction, collection, key))
+        return tuple(key for key in keys if not self._store.chunks.has_attribute(transaction, collection, key))
 
     def _allowed(self, collection: int, filters: Filter | None, *, live_only: bool) -> Ids | None:
-        with self._database.read() as transaction:
+        with self._store.database.read() as transaction:
             if filters is not None:
-                return self._chunks.matching(transaction, collection, condition_of(filters))
-            return self._chunks.ids(transaction, collection) if live_only else None
+                return self._store.chunks.matching(transaction, collection, condition_of(filters))
+            return self._store.chunks.ids(transaction, collection) if live_only else None
 
     def _resolve(
         self, collection: int, proposals: Proposals, wanted: int, request: SearchRequest, searched: CandidateSet
@@ -140,13 +136,13 @@ class Searcher:
         Rankings are cut to ``wanted`` live chunks each. ``searched`` is the set to fill.
         """
         proposed = list(dict.fromkeys([*proposals.dense, *proposals.sparse]))
-        with self._database.read() as transaction:
-            live = self._chunks.live(transaction, collection, proposed)
+        with self._store.database.read() as transaction:
+            live = self._store.chunks.live(transaction, collection, proposed)
             dense, sparse = (_first(ranking, live, wanted) for ranking in (proposals.dense, proposals.sparse))
             hits = ranked(searched.search, dense, sparse, wanted)
             shown = list(islice(hits, request.shown if request.fuse else None))
-            chunks = self._chunks.resolve(transaction, collection, shown)
-            revision = self._documents.revision(transaction)
+            chunks = self._store.chunks.resolve(transaction, collection, shown)
+            revision = self._store.documents.revision(transaction)
         found = replace(
             searched,
             docs=tuple(chunks[id_] for id_ in shown),

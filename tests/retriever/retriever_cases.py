@@ -97,11 +97,11 @@ def tales(first: int, last: int) -> list[dict[str, Any]]:
 
 def index_of(retriever: Retriever) -> AnyIndex:
     """The index of the only collection."""
-    (entry,) = retriever._ingester._catalog._entries.values()
+    (entry,) = retriever._ingestion.ingester._catalog._entries.values()
     return entry.vectors
 
 
 def live_ids(retriever: Retriever) -> list[int]:
     """The ids of all chunks in the store."""
-    with retriever._database.read() as transaction:
+    with retriever._store.database.read() as transaction:
         return [row[0] for row in transaction.execute("SELECT id FROM chunks ORDER BY id")]

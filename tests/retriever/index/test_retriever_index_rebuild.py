@@ -103,7 +103,7 @@ async def test_failed_build_is_retried_later(tmp_path, gate, monkeypatch):
         await put(retriever, "early", "too early to try again")
         await retriever.wait_for_indexes()
         assert index_of(retriever).kind == "flat"
-        retriever._ingester._catalog._rebuilder._clock = itertools.count(10**9).__next__
+        retriever._ingestion.ingester._catalog._rebuilder._clock = itertools.count(10**9).__next__
         await put(retriever, "late", "a lighthouse in the fog")
         await retriever.wait_for_indexes()
         assert index_of(retriever).kind == "ivf"
@@ -117,7 +117,7 @@ async def test_closing_during_a_build_discards_it(tmp_path, gate):
     assert await asyncio.to_thread(gate.reached.wait, 20)
     closing = asyncio.ensure_future(retriever.close())
     # After this, nothing installs the rebuilt index.
-    await asyncio.to_thread(retriever._ingest_thread._thread.join, 20)
+    await asyncio.to_thread(retriever._ingestion.thread._thread.join, 20)
     gate.open.set()
     await closing
     assert not list((tmp_path / "indexes").glob("*"))

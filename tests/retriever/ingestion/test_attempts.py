@@ -58,7 +58,7 @@ async def test_a_document_that_kills_fails_after_three_attempts(tmp_path, run, t
     assert status == 0
     assert counts["failed"] == 1
     async with running(tmp_path, **changes) as retriever:
-        with retriever._database.read() as transaction:
+        with retriever._store.database.read() as transaction:
             (job_id,) = transaction.execute("SELECT id FROM jobs").fetchone()
             assert transaction.execute("SELECT * FROM attempts").fetchall() == []
             assert transaction.execute("SELECT * FROM staged_chunks").fetchall() == []
@@ -115,7 +115,7 @@ async def test_an_orderly_end_is_no_attempt(tmp_path):
         async with running(tmp_path, Waiting()) as retriever:
             await retriever.put_document(TENANT, "default", upload("a", "elephant"))
             async with asyncio.timeout(10):
-                while not attempts_of(retriever._database):
+                while not attempts_of(retriever._store.database):
                     await asyncio.sleep(0.002)
     async with running(tmp_path) as retriever:
         await put(retriever, "b", "giraffe")

@@ -44,7 +44,7 @@ async def test_documents_refused_by_a_full_disk_count_as_failed(tmp_path):
 
 async def test_stats_report_the_queue_and_the_disk(tmp_path):
     async with running(tmp_path) as retriever:
-        with retriever._ingester._group_lock:
+        with retriever._ingestion.ingester._group_lock:
             await retriever.put_batch(TENANT, "default", lines([{"id": f"d{n}", "text": "x"} for n in range(7)]))
             stats = await retriever.stats()
         assert stats.queued == 7

@@ -132,5 +132,5 @@ async def test_deleting_a_long_document_that_is_being_ingested_leaves_nothing(tm
         assert (await ended(retriever, job)).status == "completed"
         await put(retriever, "other", "giraffe")
         assert sorted(ids(await search(retriever, "word", top_k=100))) == ["other", "short"]
-        with retriever._database.read() as transaction:
+        with retriever._store.database.read() as transaction:
             assert transaction.execute("SELECT count(*) FROM staged_chunks").fetchone()[0] == 0

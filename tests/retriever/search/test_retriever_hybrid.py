@@ -109,7 +109,7 @@ async def test_stale_proposals_do_not_take_the_place_of_live_chunks(tmp_path, ki
     async with running(tmp_path) as retriever:
         await put_lines(retriever, [{"id": f"d{number}", "text": f"same words {number}"} for number in range(40)])
         gone = live_ids(retriever)[:36]
-        with retriever._database.write() as transaction:
+        with retriever._store.database.write() as transaction:
             # The store has dropped them, and the indexes have not noticed yet.
             transaction.executemany("DELETE FROM chunks WHERE id = ?", [(id_,) for id_ in gone])
         found = await search(retriever, "same words", top_k=5, search=kind)
