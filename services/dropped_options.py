@@ -14,5 +14,14 @@ DROPPED_OPTIONS = {
     "gateway.rewrite_max_tokens": "a rewritten question has at most 64 tokens",
     "gateway.rewrite_timeout_s": "rewriting a question may take five seconds",
     "gateway.send_timeout_s": "a client has a minute to read a piece of a stream",
+    "retriever.graph.retry_first_s": "a failed group of chunks is read again after a second, and twice that each time",
+    "retriever.graph.retry_max_s": "pauses before a group of chunks is read again are at most a minute",
+    "retriever.index.retrain_growth": "lists are trained again when their index has doubled or halved",
+    "retriever.index.retrain_imbalance": "lists are trained again when they are twice as uneven",
+    "retriever.ingest.group_bytes": "a group has at most 256 KiB of documents",
+    "retriever.ingest.group_documents": "a group has at most 512 documents",
+    "retriever.ingest.retry_first_s": "a failed group is tried again after a second, and twice that each time",
+    "retriever.ingest.retry_max_s": "pauses before a group is tried again are at most a minute",
+    "retriever.search_threads": "four searches run at once",
 }
 """By name. Anyone who still sets one gets an error with this sentence."""
