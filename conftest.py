@@ -34,6 +34,8 @@ _ALL_ENGINE = re.compile(rf"^pytestmark = .*{_ENGINE.pattern}", re.MULTILINE)
 _PROOF = re.compile(r"\bmark\.prove\b")
 _ALL_PROOF = re.compile(rf"^pytestmark = .*{_PROOF.pattern}", re.MULTILINE)
 _PROPERTY = re.compile(r"\bhypothesis\b")
+_BESIDE = ("lab/", "contrib/")
+"""Folders beside the product. ``make prove`` runs their tests, and so does CI."""
 _HAS_NONE: dict[str, Callable[[str], bool]] = {
     "not prove": lambda content: bool(_ALL_PROOF.search(content)),
     "prove": lambda content: not _PROOF.search(content),
@@ -66,15 +68,20 @@ def pytest_sessionstart() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files that have no chosen test. Each worker would import hundreds of them."""
-    has_none = _HAS_NONE.get(config.option.markexpr)
-    if has_none is None or collection_path.suffix != ".py":
+    chosen = config.option.markexpr
+    if chosen not in _HAS_NONE or collection_path.suffix != ".py":
         return None
-    return True if has_none(collection_path.read_text(encoding="utf-8")) else None
+    if "prove" in chosen and collection_path.relative_to(config.rootpath).as_posix().startswith(_BESIDE):
+        return True if chosen == "not prove" else None
+    return True if _HAS_NONE[chosen](collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a test whose file does not name its marker: files are chosen and handed out by what they name."""
+    for item in items:
+        if item.nodeid.startswith(_BESIDE) and item.get_closest_marker("prove") is None:
+            item.add_marker(pytest.mark.prove(""))
     starting = {item.path for item in items if _ENGINES & {marker.name for marker in item.iter_markers()}}
     hidden = [str(path) for path in starting if not _ENGINE.search(path.read_text(encoding="utf-8"))]
     if hidden:

@@ -8,7 +8,7 @@ from examine.composing.rows import FULL, Way
 from examine.composing.tasks import Probe, Task, share_found
 from generator.settings import GeneratorSettings, KvSettings
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.prove("lab/ragtree_lab/compose/", "examine/composing/")]
 
 SHARE = 0.5
 WAYS = (Way(FULL, 0.0), Way("none", 0.0), Way("random", SHARE), Way("epic", SHARE), Way("query", 1.0))

@@ -13,7 +13,10 @@ from ragtree_lab.graph.attention.benchmark import AttentionBenchmark
 from ragtree_lab.graph.attention.slo_throughput import COMPARED, Ladder, SloThroughput
 from ragtree_lab.graph.attention.ways import WAYS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.prove("lab/ragtree_lab/graph/attention/", "generator/composing/dependency/"),
+]
 
 ONE_RATE = Ladder(idle=1, first=0.5, least_rates=1, most_rates=1, least_prompts=2, most_prompts=2)
 SOURCE = Source("a document", 0, "hash")
