@@ -36,8 +36,7 @@ from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
@@ -64,11 +63,7 @@ class Controller:
     Arguments:
     - ``clock``: seconds on any monotonic scale.
     - ``costs``: what prefills and loads cost on an instance. ``step``: what one step of an engine computes.
-    - ``capacities``: room of each tier in tokens, in whole pages of ``page_tokens`` tokens.
-    - ``fingerprint``: names the KV's model and layout, and becomes part of every node's key.
-    - ``first_stamp``: the first stamp under which pages of host memory are handed out. ``first_page``: the first one.
-    - ``location``: names the host memory and disk that these instances share. ``disk``: names that disk, if it has a
-      name of its own.
+    - ``storage``: what these instances keep KV in.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
     - ``shard``: which of several controllers this is.
     - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
@@ -85,14 +80,8 @@ class Controller:
         instances: Sequence[str],
         clock: Callable[[], float],
         costs: Costs,
-        capacities: Capacities,
+        storage: KvStorage,
         *,
-        page_tokens: int = 1,
-        fingerprint: str = "",
-        first_stamp: int = 1,
-        first_page: int = 0,
-        location: str = "",
-        disk: str = "",
         executor: Executor | None = None,
         step: StepBudget | None = None,
         shard: ControllerShard = WHOLE,
@@ -105,7 +94,7 @@ class Controller:
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            capacities,
+            storage.capacities,
             instances,
             costs.prefill_seconds,
             FREQUENCY_WINDOW_S,
@@ -113,10 +102,10 @@ class Controller:
             peer_token_s=costs.peer_seconds(1),
             move_s=composing.move_s if composing is not None else 0.0,
             composes=composing is not None and settings.reuse is not Reuse.EXACT,
-            page_tokens=page_tokens,
-            arena=PageAllocator(capacities.host // page_tokens, page_tokens, first_stamp, first_page),
-            location=location,
-            disk=disk,
+            page_tokens=storage.page_tokens,
+            arena=storage.arena(),
+            location=storage.location,
+            disk=storage.disk,
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         branch_tokens = composing.branch_tokens if composing is not None else 0
@@ -138,7 +127,7 @@ class Controller:
         self._leases = Leases(self._scheduler, clock, pace.lease_s, pace.first_token_s)
         self._deliveries = Deliveries(self._scheduler, executor)
         tombstones = Tombstones()
-        self._namespaces = Namespaces(fingerprint)
+        self._namespaces = Namespaces(storage.fingerprint)
         self._deletion = Deletion(
             self._scheduler,
             self._leases,

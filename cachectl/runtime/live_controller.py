@@ -18,6 +18,7 @@ from cachectl.runtime.instances.kv_difference import kv_difference
 from cachectl.runtime.instances.live_instances import LiveEngine, LiveInstances
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import EngineDied, RagtreeError
@@ -252,26 +253,30 @@ class LiveController:
         step: StepBudget | None = None,
         composing: ComposingInfo | None = None,
     ) -> Controller:
-        page = memory.page_tokens if memory is not None else 1
-        pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages) if memory is not None else (0, 0, 0)
         return Controller(
             self._settings,
             [instance],
             self._clock,
             profile,
-            Capacities(*(self._shard.share(count) * page for count in pages)),
-            page_tokens=page,
-            fingerprint=_fingerprint(memory),
-            first_stamp=self._first_stamp(),
-            first_page=self._shard.first(memory.host_pages) if memory is not None else 0,
-            location=memory.shared if memory is not None else "",
-            disk=memory.disk if memory is not None else "",
+            self._storage(memory) if memory is not None else KvStorage(Capacities(0)),
             executor=EngineExecutor(self._instances),
             step=self._shard.step(step),
             shard=self._shard,
             composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
             pace=self._pace,
+        )
+
+    def _storage(self, memory: KvMemory) -> KvStorage:
+        pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages)
+        return KvStorage(
+            Capacities(*(self._shard.share(count) * memory.page_tokens for count in pages)),
+            memory.page_tokens,
+            memory.fingerprint,
+            memory.shared,
+            memory.disk,
+            self._shard.first(memory.host_pages),
+            self._first_stamp(),
         )
 
 

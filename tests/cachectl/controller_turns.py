@@ -6,6 +6,7 @@ import pytest
 from controller_under_test import Clock, Costs, ask, paced, report, waiting
 
 from cachectl.runtime.controller import Controller
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from protocol.generation import StepBudget
 from protocol.plans import PrefillPlan
@@ -31,7 +32,7 @@ class Turns:
             [f"instance-{index}" for index in range(instances)],
             self.clock,
             Costs(prefill_s=prefill_s),
-            Capacities(gpu, host),
+            KvStorage(Capacities(gpu, host)),
             executor=executor,
             step=engine_step,
             pace=pace,

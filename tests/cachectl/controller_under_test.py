@@ -8,6 +8,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.pace import Pace
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import CachePath
 from protocol.kv import HeldNode, Pages
@@ -88,10 +89,7 @@ def checked_controllers(
             instances or ["one"],
             clock,
             Costs(load_s),
-            Capacities(gpu, host, disk),
-            page_tokens=page_tokens,
-            fingerprint=fingerprint,
-            location=location,
+            KvStorage(Capacities(gpu, host, disk), page_tokens, fingerprint, location),
             executor=executor,
             step=step,
             composing=composing,

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
@@ -34,4 +35,4 @@ def test_invalid_settings_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller():
-    Controller(ControllerSettings(), ["one"], Clock(), Costs(), Capacities(0)).check_integrity()
+    Controller(ControllerSettings(), ["one"], Clock(), Costs(), KvStorage(Capacities(0))).check_integrity()

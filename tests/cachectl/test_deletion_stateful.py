@@ -20,6 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import DocumentDeletion, TreeNode
 from protocol.documents import Orphan
@@ -75,7 +76,7 @@ class Deletions(RuleBasedStateMachine):
 
     def new_controller(self) -> Controller:
         limits = ControllerSettings(prepare_after_s=None, policy="LRU")
-        return Controller(limits, ["one"], self.clock, Costs(), Capacities(1000, 1000))
+        return Controller(limits, ["one"], self.clock, Costs(), KvStorage(Capacities(1000, 1000)))
 
     def open(self) -> None:
         self.documents = Documents(Orphans(self.clock), self.clock)

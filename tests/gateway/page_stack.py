@@ -25,6 +25,7 @@ from hurried import hurried
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from gateway.app import create_app
 from protocol.errors import EngineNotReady
@@ -196,7 +197,7 @@ class PageStack:
             ["engine-0"],
             time.monotonic,
             DeviceProfile.shipped("a10g-7b"),
-            Capacities(gpu, host, 0),
+            KvStorage(Capacities(gpu, host, 0)),
             step=StepBudget(CONTEXT, CONTEXT),
         )
 

@@ -11,6 +11,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.sharding.shard_choice import shard_of
 from cachectl.sharding.sharded_controller import ShardedController
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import DocumentDeletion
 from protocol.errors import Overloaded, Unavailable, UnknownNode, UnknownPlan
@@ -66,8 +67,7 @@ class Cluster:
                     ["one", "two"],
                     clock,
                     Costs(),
-                    Capacities(2 * TOKENS, shard.share(PAGES), 0),
-                    first_page=shard.first(PAGES),
+                    KvStorage(Capacities(2 * TOKENS, shard.share(PAGES), 0), first_page=shard.first(PAGES)),
                     shard=shard,
                     executor=self.engines,
                 )
