@@ -5,8 +5,8 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cachectl.policies import policy_names
-from cachectl.scheduling.queue import SLACK, WINDOW
-from protocol.dependency import GraphAttention, TreePositions
+from cachectl.scheduling.queue import WINDOW
+from protocol.dependency import GraphAttention
 from protocol.plans import Reuse
 
 MOST_SHARDS = 64
@@ -38,25 +38,11 @@ class ControllerSettings(BaseModel):
         "as soon as it is computed.",
     )
     persist: bool = Field(True, description="Copy cached KV to disk before the stack stops, as far as there is room.")
-    frequency_window_s: float = Field(
-        86400.0, gt=0, description="A node's frequency counts the accesses of this many seconds."
-    )
     reorder_window: int = Field(
         WINDOW,
         ge=0,
         description="How often queries with more cached tokens may overtake a waiting query; 0 means first come, "
         "first served.",
-    )
-    reorder_slack: float = Field(
-        SLACK,
-        ge=1,
-        description="The longest wait may be this many times as long as the longest one of the last 100 queries would "
-        "be in order of arrival. Overtaking ends there.",
-    )
-    cached_documents: int | None = Field(
-        None,
-        ge=0,
-        description="How many of a prompt's documents, from the front, are cached; None means all.",
     )
     document_score_gap: float | None = Field(
         None,
@@ -83,11 +69,6 @@ class ControllerSettings(BaseModel):
         description="How prompts attend to facts of a graph: self, to every path in full; dependency, within trees, "
         "which have what paths begin with alike once; auto, dependency where that has passed its gate.",
     )
-    graph_positions: TreePositions = Field(
-        TreePositions.DEPTH,
-        description="Which positions facts in trees have: depth, as if each path stood alone, so their KV is exact in "
-        "every prompt; preorder, those of their places, so KV of another prompt is moved.",
-    )
     max_running: int = Field(32, gt=0, description="Queries that run on an instance at once.")
     max_queued: int = Field(256, ge=0, description="Queries that may wait for each instance; others are refused.")
     speculation: bool = Field(
@@ -99,18 +80,6 @@ class ControllerSettings(BaseModel):
         ge=0,
         description="Seconds in the queue after which a query's documents are prefetched before its turn: their KV "
         "is loaded, and computed if the engine has room. None switches this off.",
-    )
-    lease_s: float = Field(900.0, gt=0, description="Seconds after which a plan that is not completed counts as lost.")
-    first_token_s: float = Field(
-        180.0, gt=0, description="Seconds after which queries stop waiting for a plan that has no first token."
-    )
-    delete_timeout_s: float = Field(
-        30.0, gt=0, description="How many seconds the deletion of a document waits for queries that use it."
-    )
-    state_interval_s: float = Field(
-        5.0,
-        gt=0,
-        description="Seconds between snapshots of the controller's state, if Redis is configured to keep them.",
     )
 
     @field_validator("policy")

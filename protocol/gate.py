@@ -14,15 +14,13 @@ A report of an earlier one says nothing about this one.
 DEPENDENCY = "dependency"
 """How methods of reports on dependency attention over facts begin. They compute nothing again."""
 
+DEPENDENCY_AT_DEPTH = f"{DEPENDENCY}-{TreePositions.DEPTH.value}"
+"""The method of reports on facts in trees as they are served."""
+
 TREES = 5
 """The version of what decides on answers over facts in trees: how paths become branches, and the text around them in
 prompts. Reports on them had the version of the selectors once, up to 4.
 """
-
-
-def dependency_method(positions: TreePositions) -> str:
-    """The method of reports on dependency attention with these positions."""
-    return f"{DEPENDENCY}-{positions.value}"
 
 
 def current_version(method: str) -> int:

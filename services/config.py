@@ -68,23 +68,6 @@ class Config(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _leases_outlive_queries(self) -> Self:
-        # The controller remembers a deletion for one lease. A query that found the document before the deletion may ask
-        # for a plan as late as its own timeout.
-        if self.controller.lease_s < self.gateway.query_timeout_s:
-            raise ValueError("controller.lease_s must be at least gateway.query_timeout_s")
-        return self
-
-    @model_validator(mode="after")
-    def _scaling_target_is_reachable(self) -> Self:
-        # An instance never runs more than max_running queries; the others wait in the controller, where Serve does not
-        # see them. So a higher target would never be reached.
-        generator, most = self.serving.generator, self.controller.max_running
-        if generator.scales and generator.target_ongoing_requests >= most:
-            raise ValueError("serving.generator.target_ongoing_requests must be less than controller.max_running")
-        return self
-
-    @model_validator(mode="after")
     def _kv_generators_share_pages(self) -> Self:
         if self.serving.kv_generators_on_cpus and self.generator.kv.page_layout != "neutral":
             raise ValueError(

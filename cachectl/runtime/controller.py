@@ -10,6 +10,7 @@ import msgspec
 
 from cachectl.branches.kept_branches import KeptBranches
 from cachectl.costs.device_profile import Costs
+from cachectl.pace import Pace
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.background_prefills import BackgroundPrefills
@@ -30,6 +31,7 @@ from cachectl.runtime.request_reader import RequestReader
 from cachectl.runtime.statistics import Statistics
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
+from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
@@ -38,7 +40,7 @@ from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
-from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
@@ -70,6 +72,7 @@ class Controller:
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
     - ``shard``: which of several controllers this is.
     - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
+    - ``pace``: when plans count as lost or late.
 
     ``instances`` adds and retires instances. ``recovery`` takes snapshots and restores the tree. Belongs to one event
     loop.
@@ -95,6 +98,7 @@ class Controller:
         shard: ControllerShard = WHOLE,
         composing: ComposingInfo | None = None,
         gate: Gate = Gate(),  # noqa: B008  # immutable
+        pace: Pace = Pace(),  # noqa: B008  # immutable
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -104,7 +108,7 @@ class Controller:
             capacities,
             instances,
             costs.prefill_seconds,
-            settings.frequency_window_s,
+            FREQUENCY_WINDOW_S,
             load_seconds=costs.load_seconds,
             peer_token_s=costs.peer_seconds(1),
             move_s=composing.move_s if composing is not None else 0.0,
@@ -126,12 +130,12 @@ class Controller:
             settings.max_queued,
             settings.reorder_window,
             step,
-            settings.reorder_slack,
+            SLACK,
             shard.rank,
             branches,
         )
         self._speculations = Speculations(self._scheduler.speculative)
-        self._leases = Leases(self._scheduler, clock, settings.lease_s, settings.first_token_s)
+        self._leases = Leases(self._scheduler, clock, pace.lease_s, pace.first_token_s)
         self._deliveries = Deliveries(self._scheduler, executor)
         tombstones = Tombstones()
         self._namespaces = Namespaces(fingerprint)
@@ -141,7 +145,7 @@ class Controller:
             self._deliveries,
             tombstones,
             self._namespaces,
-            settings.delete_timeout_s,
+            pace.delete_timeout_s,
         )
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shard)
         self._peer_reads = PeerReads(self._tree, clock)
@@ -157,7 +161,6 @@ class Controller:
         )
         trees = TreeRule(
             settings.graph_attention,
-            settings.graph_positions,
             gate,
             possible=composing is not None and not composing.no_trees,
         )
@@ -165,7 +168,6 @@ class Controller:
             self._tree,
             self._namespaces,
             tombstones,
-            settings.cached_documents,
             settings.document_score_gap,
             reuse,
             trees,
@@ -309,8 +311,8 @@ class Controller:
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Delete a document's chunks from every tier, as ``Deletion.delete`` says. Returns the number of nodes removed.
 
-        Raises DeadlineExceeded after ``delete_timeout_s`` seconds, and Unavailable if an instance cannot be reached;
-        calling again continues the deletion.
+        Raises DeadlineExceeded if the queries that use it do not end in time, and Unavailable if an instance cannot be
+        reached; calling again continues the deletion.
         """
         return await self._deletion.delete(deletion)
 

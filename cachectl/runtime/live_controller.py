@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.stored_profile import load_or_measure
+from cachectl.pace import Pace
 from cachectl.runtime.composing.gate import Gate, GateFolder
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.executor import EngineExecutor
@@ -43,7 +44,7 @@ class LiveController:
     are taken for all. Instances with the same ``KvMemory.shared`` are at one location, and share its host memory and
     disk; those with the same ``KvMemory.disk`` share a disk. An engine is profiled at its first start; profiles are
     kept in the folder ``profiles``. Without ``gates``, composing passes no gate. A ``shard`` of several controllers has
-    its part of all budgets.
+    its part of all budgets. ``pace`` is the controller's.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
     at the wall clock's microseconds, and above every stamp that the instances report: the clock may have been set back
@@ -59,9 +60,11 @@ class LiveController:
         wall_clock: Callable[[], float],
         gates: GateFolder | None = None,
         shard: ControllerShard = WHOLE,
+        pace: Pace = Pace(),  # noqa: B008  # immutable
     ) -> None:
         self._settings = shard.settings(settings)
         self._shard = shard
+        self._pace = pace
         self._gates = gates
         self._instances = instances
         self._profiles = profiles
@@ -268,6 +271,7 @@ class LiveController:
             shard=self._shard,
             composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
+            pace=self._pace,
         )
 
 

@@ -52,7 +52,7 @@ class PlanBuilder:
             overtaken=grant.overtaken,
             recompute=self._reuse.recompute(share) if share is not None else None,
             fallback=grant.fallback or self._reuse.fallback(request),
-            trees=_kept(self._trees.trees(request), grant.dropped_branches, unshared),
+            trees=_kept(request.prompt.trees, grant.dropped_branches, unshared),
             tree_fallback=self._trees.fallback(request),
         )
         return self._behind_first(plan, grant) if grant.first else plan

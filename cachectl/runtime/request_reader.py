@@ -17,9 +17,8 @@ from protocol.plans import AdmissionRequest, DocumentOrder
 class RequestReader:
     """Reads admission messages against the ``tree`` and the ``tombstones`` as they are now.
 
-    At most ``cached_documents`` documents of a prompt, from the front, are cached; None means all. ``score_gap`` is
-    that of cached-first order. ``reuse`` decides whether a prompt is composed, and ``trees`` whether its facts stand in
-    trees.
+    ``score_gap`` is that of cached-first order. ``reuse`` decides whether a prompt is composed, and ``trees`` whether
+    its facts stand in trees.
     """
 
     def __init__(
@@ -27,7 +26,6 @@ class RequestReader:
         tree: KnowledgeTree,
         namespaces: Namespaces,
         tombstones: Tombstones,
-        cached_documents: int | None,
         score_gap: float | None,
         reuse: ReuseRule,
         trees: TreeRule,
@@ -35,7 +33,6 @@ class RequestReader:
         self._tree = tree
         self._namespaces = namespaces
         self._tombstones = tombstones
-        self._cached_documents = cached_documents
         self._reuse = reuse
         self._trees = trees
         self._orders = {order: order_by_name(order, score_gap) for order in DocumentOrder}
@@ -53,11 +50,11 @@ class RequestReader:
         """The scheduler's request. An ``unshared`` one has no path, so nothing of it is found or kept."""
         self._namespaces.seen.add(admission.namespace)
         namespace = self._namespaces.inside(admission.namespace)
-        request = request_of(admission.query_id, namespace, admission.prompt, unshared, self._cached_documents)
+        request = request_of(admission.query_id, namespace, admission.prompt, unshared)
         request = request._replace(avoid=admission.avoid)
         if unshared:
             return request
-        trees = self._trees.trees(admission)
+        trees = admission.prompt.trees
         branches = keyed(admission.namespace, trees, admission.prompt.token_ids) if trees is not None else ()
         return request._replace(recompute_share=self._reuse.share(admission), branches=branches)
 

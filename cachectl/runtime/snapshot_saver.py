@@ -8,18 +8,19 @@ from cachectl.runtime.recovery import Recovery
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, SnapshotStore
 from protocol.repeating import repeated
 
+_INTERVAL_S = 5.0
+
 
 class SnapshotSaver:
-    """Saves snapshots to a ``store``: every ``interval_s`` seconds, and on demand.
+    """Saves snapshots to a ``store``: every five seconds, and on demand.
 
     Only changes are written. The first save writes everything, because the state that a former controller left is
     unknown. So does the save after one that the store may have missed.
     """
 
-    def __init__(self, recovery: Recovery, store: SnapshotStore, interval_s: float) -> None:
+    def __init__(self, recovery: Recovery, store: SnapshotStore) -> None:
         self._recovery = recovery
         self._store = store
-        self._interval_s = interval_s
         self._saved = EMPTY_SNAPSHOT
         self._lock = asyncio.Lock()
 
@@ -35,5 +36,5 @@ class SnapshotSaver:
     @asynccontextmanager
     async def saving(self) -> AsyncIterator[None]:
         """Save at every interval while the context is open."""
-        async with repeated(self.save, self._interval_s):
+        async with repeated(self.save, _INTERVAL_S):
             yield

@@ -18,18 +18,13 @@ _SPARE_NODES = 16
 """Nodes that a plan names as the ones that its instance's GPU should give up first."""
 
 
-def request_of(
-    query_id: str, namespace: str, prompt: Prompt, unshared: bool = False, cached_documents: int | None = None
-) -> Request:
+def request_of(query_id: str, namespace: str, prompt: Prompt, unshared: bool = False) -> Request:
     """The request for a prompt: the segments in front of the question are its path in the tree's namespace.
 
-    If ``cached_documents`` bounds them, the path ends with so many documents, and the rest is computed each time. An
-    ``unshared`` prompt has no path at all.
+    An ``unshared`` prompt has no path at all.
     """
     prefix = () if unshared else prompt.prefix
     system = sum(1 for _ in takewhile(_is_system, prefix))
-    if cached_documents is not None:
-        prefix = prefix[: system + cached_documents]
     documents = tuple(PathDocument(segment.key, len(segment.token_ids)) for segment in prefix)
     question_tokens = prompt.token_count - sum(document.tokens for document in documents)
     return Request(query_id, namespace, documents, question_tokens, system)

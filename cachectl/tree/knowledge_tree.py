@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from protocol.tiers import Tier
 
 
+FREQUENCY_WINDOW_S = 86_400.0
+"""The seconds whose accesses a node's frequency counts in serving: a day."""
+
+
 class KnowledgeTree:
     """The tree and its tiers: ``lookup`` finds cached prefixes, ``grants`` admits plans, ``tiers`` holds the copies.
 

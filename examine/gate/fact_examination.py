@@ -24,7 +24,7 @@ from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.dependency import TreePositions
 from protocol.errors import ConfigError
-from protocol.gate import GateReport, dependency_method
+from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport
 from protocol.generation import Sampling
 from protocol.graph import ContextBudget
 from protocol.prompts import ChatMessage, Prompt
@@ -36,20 +36,14 @@ _ALL_FACTS = ContextBudget(relation=sys.maxsize)
 
 
 class FactExamination:
-    """Asks an engine of a generator's ``settings``, whose model is in ``cache_dir`` or is put there.
+    """Asks an engine of a generator's ``settings``, whose model is in ``cache_dir`` or is put there."""
 
-    Trees have these ``positions``.
-    """
-
-    def __init__(
-        self, settings: GeneratorSettings, cache_dir: Path, positions: TreePositions, progress: Progress
-    ) -> None:
+    def __init__(self, settings: GeneratorSettings, cache_dir: Path, progress: Progress) -> None:
         models = ModelStore(cache_dir)
         self._engines = EngineMaker(settings, models)
         self._model = settings.model
         self._tokenizer = ModelTokenizer(models.resolve(settings.model))
         self._layout = SegmentLayout.configured(self._tokenizer, settings)
-        self._positions = positions
         self._progress = progress
 
     async def report(self, questions: int, seed: int) -> GateReport:
@@ -82,7 +76,7 @@ class FactExamination:
         return self._row(kind, answered)
 
     def _row(self, kind: str, answered: Sequence[Answered]) -> ComposeRow:
-        return row_of(self._model, kind, Way(dependency_method(self._positions), 0.0), answered)
+        return row_of(self._model, kind, Way(DEPENDENCY_AT_DEPTH, 0.0), answered)
 
     async def _answers(self, engine: VllmEngine, page_tokens: int, task: FactTask) -> Answered:
         namespace = uuid4().hex
@@ -96,7 +90,7 @@ class FactExamination:
         answers = await asyncio.gather(
             *(generate(engine, one.self_attention(), each) for one, each in zip(prompts, samplings, strict=True)),
             *(
-                generate(engine, one.dependency(self._positions, reuse=True), each)
+                generate(engine, one.dependency(TreePositions.DEPTH, reuse=True), each)
                 for one, each in zip(prompts, samplings, strict=True)
             ),
         )

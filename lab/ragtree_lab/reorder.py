@@ -22,7 +22,7 @@ from ragtree_lab.workloads.prompt_streams import Arrival, PromptStream, poisson
 class ReorderSettings(msgspec.Struct, frozen=True):
     """How to overload: ``warm_up`` prompts, ``saturating`` ones all at once, then ``requests`` at each of ``loads``.
 
-    Loads are multiples of the sustainable rate. ``window`` and ``slack`` bound reordering, as the queue takes them.
+    Loads are multiples of the sustainable rate. ``window`` bounds reordering, as the queue takes it.
     """
 
     warm_up: int
@@ -30,7 +30,6 @@ class ReorderSettings(msgspec.Struct, frozen=True):
     requests: int
     loads: tuple[float, ...]
     window: int
-    slack: float
     seed: int
 
 
@@ -54,7 +53,6 @@ class ReorderResult(msgspec.Struct, frozen=True):
     """
 
     window: int
-    slack: float
     largest_overtake: int
     ttft_ratio: float
     sustainable_per_s: float
@@ -110,7 +108,6 @@ class ReorderBenchmark:
             overtake = await _largest_overtake(reordering)
         return ReorderResult(
             window=settings.window,
-            slack=settings.slack,
             largest_overtake=overtake,
             ttft_ratio=mean(row.first_come.mean_ttft_ms for row in rows)
             / mean(row.reordered.mean_ttft_ms for row in rows),

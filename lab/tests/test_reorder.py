@@ -66,7 +66,7 @@ class ScriptedStack:
 
 def measured(first_come, reordering):
     benchmark = ReorderBenchmark(
-        first_come, reordering, ReorderSettings(WARM_UP, SATURATING, REQUESTS, LOADS, window=32, slack=1.2, seed=0)
+        first_come, reordering, ReorderSettings(WARM_UP, SATURATING, REQUESTS, LOADS, window=32, seed=0)
     )
     return run_in_virtual_time(benchmark.run(PromptsOf(5), lambda *_: None))
 

@@ -71,8 +71,7 @@ def run(
     )
     if method == DEPENDENCY:
         with StepBars() as show:
-            positions = config.controller.graph_positions
-            examination = FactExamination(config.generator, config.cache_dir, positions, show)
+            examination = FactExamination(config.generator, config.cache_dir, show)
             report = asyncio.run(examination.report(questions, seed))
     else:
         probes = probe_set(_texts(config), questions, seed)

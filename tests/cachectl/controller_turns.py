@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from controller_under_test import LEASE_S, Clock, Costs, ask, report, waiting
+from controller_under_test import Clock, Costs, ask, paced, report, waiting
 
 from cachectl.runtime.controller import Controller
-from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
 from protocol.generation import StepBudget
 from protocol.plans import PrefillPlan
@@ -26,15 +25,16 @@ class Turns:
         **bounds: int | str,
     ) -> None:
         self.clock = Clock()
-        defaults = {"policy": "LRU", "max_running": 1, "max_queued": 10, "lease_s": LEASE_S}
+        settings, pace = paced({"policy": "LRU", "max_running": 1, "max_queued": 10} | bounds)
         self.controller = Controller(
-            ControllerSettings(**defaults | bounds),
+            settings,
             [f"instance-{index}" for index in range(instances)],
             self.clock,
             Costs(prefill_s=prefill_s),
             Capacities(gpu, host),
             executor=executor,
             step=engine_step,
+            pace=pace,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:

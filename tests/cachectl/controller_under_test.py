@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cachectl.nodes.keys import path_keys
+from cachectl.pace import Pace
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.tier_manager import Capacities
@@ -51,11 +52,20 @@ class Costs:
         return 0.0
 
 
+def paced(options: dict[str, object]) -> tuple[ControllerSettings, Pace]:
+    """Settings with these options, and the pace with those that are times of it."""
+    times = {"lease_s": LEASE_S} | {name: options[name] for name in Pace._fields if name in options}
+    return ControllerSettings(**{name: options[name] for name in options if name not in times}), Pace(**times)
+
+
 @contextmanager
 def checked_controllers(
     clock: Clock, executor=None, step=None, composing=None, **defaults
 ) -> Iterator[Callable[..., Controller]]:
-    """Builds controllers on one clock, with these settings as defaults. Checks each controller at the end."""
+    """Builds controllers on one clock, with these settings and times of the pace as defaults.
+
+    Checks each controller at the end.
+    """
     built = []
 
     def build(
@@ -72,8 +82,9 @@ def checked_controllers(
         composing=composing,
         **settings,
     ):
+        options, pace = paced({"prepare_after_s": None} | defaults | settings)
         controller = Controller(
-            ControllerSettings(**{"lease_s": LEASE_S, "prepare_after_s": None} | defaults | settings),
+            options,
             instances or ["one"],
             clock,
             Costs(load_s),
@@ -84,6 +95,7 @@ def checked_controllers(
             executor=executor,
             step=step,
             composing=composing,
+            pace=pace,
         )
         built.append(controller)
         return controller

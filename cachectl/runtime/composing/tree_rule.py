@@ -3,22 +3,21 @@
 import msgspec
 
 from cachectl.runtime.composing.gate import Gate
-from protocol.dependency import DependencyTrees, GraphAttention, TreePositions
-from protocol.gate import dependency_method
+from protocol.dependency import GraphAttention
+from protocol.gate import DEPENDENCY_AT_DEPTH
 from protocol.plans import AdmissionRequest, Fallback, Reuse
 
 
 class TreeRule:
     """Decides by ``attention``, and by what a request asks for: an exact answer has every path in full.
 
-    In trees, facts have the given ``positions``. Nothing stands in trees if the engine has no attention within them
-    (``possible``). AUTO depends on whether that has passed the ``gate``.
+    Nothing stands in trees if the engine has no attention within them (``possible``). AUTO depends on whether that has
+    passed the ``gate``.
     """
 
-    def __init__(self, attention: GraphAttention, positions: TreePositions, gate: Gate, *, possible: bool) -> None:
+    def __init__(self, attention: GraphAttention, gate: Gate, *, possible: bool) -> None:
         self._attention = attention
-        self._positions = positions
-        self._passes = attention is GraphAttention.DEPENDENCY or gate.passes(dependency_method(positions), 0.0)
+        self._passes = attention is GraphAttention.DEPENDENCY or gate.passes(DEPENDENCY_AT_DEPTH, 0.0)
         self._possible = possible
 
     def applied(self, request: AdmissionRequest) -> AdmissionRequest:
@@ -26,11 +25,6 @@ class TreeRule:
         if not self._asked(request) or self.fallback(request) is not None:
             return request
         return msgspec.structs.replace(request, prompt=request.prompt.in_trees)
-
-    def trees(self, request: AdmissionRequest) -> DependencyTrees | None:
-        """Where the request's prompt has trees, if its facts stand in them."""
-        trees = request.prompt.trees
-        return None if trees is None else msgspec.structs.replace(trees, positions=self._positions)
 
     def fallback(self, request: AdmissionRequest) -> Fallback | None:
         """Why facts that were to be in trees are told in full; None if they are not, or if there are none."""

@@ -10,7 +10,7 @@ from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from cachectl.tree.restore import restore
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.plans import PrefillPlan
@@ -47,7 +47,7 @@ class LocalController:
             Capacities(memory.gpu_pages * page, memory.host_pages * page, memory.disk_pages * page),
             [instance],
             DeviceProfile.shipped("a10g-7b").prefill_seconds,
-            settings.frequency_window_s,
+            FREQUENCY_WINDOW_S,
             page_tokens=page,
             arena=PageAllocator(memory.host_pages, page, first_stamp),
             write_through=settings.swap is Swap.WRITE_THROUGH,

@@ -129,7 +129,7 @@ class ChaosRun:
     def _drained(self, monitor: StackMonitor) -> float | None:
         """Return after how many seconds the controller had no query left, or None if it still has."""
         begun = time.monotonic()
-        while (waited := time.monotonic() - begun) < self._settings.timeout_s + 10:
+        while (waited := time.monotonic() - begun) < self._settings.lease_s + 10:
             if monitor.queries_under_way() == (0, 0):
                 return waited
             time.sleep(_POLL_S)

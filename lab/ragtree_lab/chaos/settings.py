@@ -55,18 +55,19 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not_killable := set(self.victims) - set(killable(self.ingress)):
             raise BadOption(f"{', '.join(sorted(not_killable))} can only be killed with --ingress {Ingress.SERVE}")
 
-    def environment(self, redis_url: str) -> dict[str, str]:
-        """Return the stack's configuration as environment variables.
+    @property
+    def lease_s(self) -> float:
+        """The seconds after which the controller ends the leases of a killed gateway."""
+        return 3 * self.timeout_s
 
-        The lease time equals the query timeout, so the leases of a killed gateway expire once no query can hold them.
-        """
+    def environment(self, redis_url: str) -> dict[str, str]:
+        """Return the stack's configuration as environment variables."""
         common = {
             "RAGTREE_SERVER__INGRESS": self.ingress.value,
             "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": str(INSTANCES),
             "RAGTREE_SERVING__GATEWAY__MIN_REPLICAS": str(GATEWAYS),
             "RAGTREE_REDIS__URL": redis_url,
             "RAGTREE_GATEWAY__QUERY_TIMEOUT_S": f"{self.timeout_s:g}",
-            "RAGTREE_CONTROLLER__LEASE_S": f"{self.timeout_s:g}",
         }
         if self.engine is Engine.FAKE:
             return common | {

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cachectl.scheduling.queue import SLACK, WINDOW
+from cachectl.scheduling.queue import WINDOW
 from ragtree_lab.commands.common.options import (
     DEFAULT_DATA,
     DEFAULT_PART_TOKENS,
@@ -37,10 +37,6 @@ from services.config import load_config
 def reorder(
     workload: WorkloadOption = "squad",
     window: Annotated[int, typer.Option(min=1, help="How often a queued request may be overtaken.")] = WINDOW,
-    slack: Annotated[
-        float,
-        typer.Option(min=1.0, help="How many times as long as in order of arrival the longest wait may be."),
-    ] = SLACK,
     loads: Annotated[str, typer.Option(help="Arrival rates, as multiples of the sustainable rate.")] = "1.1,1.2,1.3",
     requests: Annotated[int, typer.Option(min=2, help="Requests per rate and queue order.")] = 240,
     warm_up: Annotated[int, typer.Option(min=1, help="Requests that fill the caches before measuring.")] = 80,
@@ -71,9 +67,7 @@ def reorder(
     first_come, reordering = (
         Systems(
             engines,
-            config.controller.model_copy(
-                update={"reorder_window": width, "reorder_slack": slack, "max_queued": max(requests, saturating)}
-            ),
+            config.controller.model_copy(update={"reorder_window": width, "max_queued": max(requests, saturating)}),
             config.cache_dir / "profiles",
             host_gib=host_gib,
             disk_gib=0.0,
@@ -81,7 +75,7 @@ def reorder(
         for width in (0, window)
     )
     rates = tuple(numbers(loads, "--loads"))
-    settings = ReorderSettings(warm_up, saturating, requests, rates, window, slack, seed)
+    settings = ReorderSettings(warm_up, saturating, requests, rates, window, seed)
     count = warm_up + saturating + len(rates) * requests
     with StepBars() as show:
         prompts = retrieved_prompts(

@@ -5,12 +5,13 @@ import msgspec
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from generator.settings import PeerSettings
 from protocol.kv import NO_PEERS, Peers
 
@@ -48,7 +49,7 @@ class Machines(msgspec.Struct, frozen=True):
             capacities,
             (),
             device.prefill_seconds,
-            settings.frequency_window_s,
+            FREQUENCY_WINDOW_S,
             load_seconds=device.load_seconds,
             peer_token_s=device.kv_bytes_per_token / self.link_bytes_per_s if self.link_bytes_per_s else 0.0,
             page_tokens=PAGE_TOKENS,
@@ -62,7 +63,7 @@ class Machines(msgspec.Struct, frozen=True):
             settings.max_running,
             settings.max_queued,
             settings.reorder_window,
-            slack=settings.reorder_slack,
+            slack=SLACK,
             rank=shard.rank,
         )
         for number in range(self.count):

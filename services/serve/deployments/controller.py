@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import structlog
 from ray import serve
 
+from cachectl.pace import Pace
 from cachectl.runtime.composing.gate import GateFolder
 from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
 from cachectl.runtime.live_controller import LiveController
@@ -54,12 +55,13 @@ class ControllerDeployment:
             time.time,
             GateFolder(config.cache_dir),
             shard,
+            Pace.of_queries(config.gateway.query_timeout_s),
         )
         self._open = AsyncExitStack()
         store = await self._open.enter_async_context(controller_state(config.redis, shard))
         await _start(self._live, engines, await store.load())
         self._controller = self._live.controller
-        self._saver = SnapshotSaver(self._controller.recovery, store, config.controller.state_interval_s)
+        self._saver = SnapshotSaver(self._controller.recovery, store)
         await self._open.enter_async_context(self._saver.saving())
         self._following = asyncio.create_task(self._follow())
 

@@ -65,12 +65,3 @@ async def test_warming_and_speculation_order_documents_as_queries_do(build):
     guess = await controller.speculate("query", "cab", ordered(DocumentOrder.CACHED_FIRST, "dab", "query~1"))
     assert documents_of(guess) == "bad"
     await controller.complete(report("query~1"))
-
-
-@pytest.mark.parametrize(("most", "cached"), [(0, ""), (2, "ab"), (9, "abcd"), (None, "abcd")])
-async def test_cached_documents_bounds_how_many_documents_are_cached(build, most, cached):
-    controller = build(cached_documents=most)
-    await fill(controller, "abcd", system="s")
-    plan = await controller.admit(ask("query", "abcd", system="s"))
-    assert documents_of(plan) == "abcd", "the prompt has all documents"
-    assert [node.source for node in plan.nodes] == [Tier.GPU] * (1 + len(cached))

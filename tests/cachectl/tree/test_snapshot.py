@@ -53,7 +53,7 @@ def held(*documents: str) -> ResidencyReport:
 
 
 async def kept_of(controller, store: Memory) -> None:
-    await SnapshotSaver(controller.recovery, store, 1.0).save()
+    await SnapshotSaver(controller.recovery, store).save()
 
 
 async def test_a_snapshot_carries_uses_pins_and_tiers_to_the_next_controller(build):
@@ -86,7 +86,7 @@ async def test_nodes_that_no_tier_holds_are_forgotten(build):
     second.recovery.recall(store.kept)
     second.recovery.restore([])
     assert (await second.tree(1, 1000)).nodes == 0
-    saver = SnapshotSaver(second.recovery, store, 1.0)
+    saver = SnapshotSaver(second.recovery, store)
     await saver.save()
     assert store.kept.nodes == {}
 
@@ -105,7 +105,7 @@ async def test_a_query_from_before_a_deletion_caches_nothing_after_a_restart(bui
 
 async def test_a_snapshot_stores_only_changed_nodes(build):
     controller, store = build(), Memory()
-    saver = SnapshotSaver(controller.recovery, store, 1.0)
+    saver = SnapshotSaver(controller.recovery, store)
     await use(controller, "1", "a")
     await use(controller, "2", "b")
     await saver.save()
@@ -116,7 +116,7 @@ async def test_a_snapshot_stores_only_changed_nodes(build):
 
 async def test_a_snapshot_stores_all_changes_after_the_store_failed(build):
     controller, store = build(), Memory()
-    saver = SnapshotSaver(controller.recovery, store, 1.0)
+    saver = SnapshotSaver(controller.recovery, store)
     await use(controller, "1", "a")
     await saver.save()
     store.away = True
@@ -142,4 +142,4 @@ async def test_restored_host_pages_keep_their_uses(build):
 async def test_no_snapshot_is_taken_for_a_store_that_keeps_nothing(build, monkeypatch):
     controller = build()
     monkeypatch.setattr(controller.recovery, "snapshot", None)
-    await SnapshotSaver(controller.recovery, NoStore(), 1.0).save()
+    await SnapshotSaver(controller.recovery, NoStore()).save()

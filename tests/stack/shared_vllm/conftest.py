@@ -10,7 +10,6 @@ VLLM = {
     "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
     # Two running answers are enough to make a third query wait.
     "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
-    "RAGTREE_CONTROLLER__STATE_INTERVAL_S": "0.5",
     "RAGTREE_RETRIEVER__GRAPH__KIND": "rules",
     "RAGTREE_CONTROLLER__GRAPH_ATTENTION": "dependency",
 }

@@ -57,9 +57,8 @@ def fine_tuning(
         ),
     ] = LearnedAnswers.RIGHT,
     positions: Annotated[
-        TreePositions | None,
-        typer.Option(help="Positions of the tokens in trees; by default controller.graph_positions."),
-    ] = None,
+        TreePositions, typer.Option(help="Positions of the tokens in trees. A stack serves those at depth.")
+    ] = TreePositions.DEPTH,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 2e-5,
     batch: Annotated[int, typer.Option(min=1, help="Questions a step.")] = 64,
     epochs: Annotated[int, typer.Option(min=1, help="How often each question is trained on.")] = 1,
@@ -92,9 +91,8 @@ def fine_tuning(
     sets = open_sets(data, chosen) if chosen else []
     folder = ModelStore(config.cache_dir).resolve(model or config.generator.model)
     tokenizer = ModelTokenizer(folder)
-    placed = positions or config.controller.graph_positions
-    lessons = Lessons(tokenizer, SegmentLayout.configured(tokenizer, config.generator), placed)
-    recipe = Recipe(learning_rate, batch, epochs, placed, checkpoint_steps, seed, answers)
+    lessons = Lessons(tokenizer, SegmentLayout.configured(tokenizer, config.generator), positions)
+    recipe = Recipe(learning_rate, batch, epochs, positions, checkpoint_steps, seed, answers)
     with StepBars() as show:
         # In front of the sets: to read their graphs takes minutes.
         training = DependencyTraining.of(folder, recipe, out, lessons.f1, show)

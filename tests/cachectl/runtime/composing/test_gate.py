@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from cachectl.runtime.composing.gate import Gate, GateFolder
-from protocol.dependency import TreePositions
-from protocol.gate import SELECTION, TREES, GateReport, current_version, dependency_method
+from protocol.gate import DEPENDENCY_AT_DEPTH, SELECTION, TREES, GateReport, current_version
 
 REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0, SELECTION)
 
@@ -61,7 +60,7 @@ def test_a_file_of_another_model_passes_nothing(folder, tmp_path):
     assert folder.read("f2").reports == ()
 
 
-@pytest.mark.parametrize("method", ["query", dependency_method(TreePositions.DEPTH)])
+@pytest.mark.parametrize("method", ["query", DEPENDENCY_AT_DEPTH])
 def test_a_report_on_an_earlier_version_passes_nothing(folder, method):
     report = msgspec.structs.replace(REPORT, method=method, selection=current_version(method))
     folder.add(report)
@@ -72,5 +71,5 @@ def test_a_report_on_an_earlier_version_passes_nothing(folder, method):
 
 def test_selectors_and_trees_have_versions_of_their_own():
     assert current_version("query") == SELECTION
-    assert current_version(dependency_method(TreePositions.PREORDER)) == TREES
+    assert current_version(DEPENDENCY_AT_DEPTH) == TREES
     assert TREES > 4, "reports on earlier prompts had up to this version of the selectors"

@@ -6,15 +6,15 @@ from controller_under_test import Clock, ask, checked_controllers, report
 
 from cachectl.runtime.composing.gate import Gate
 from cachectl.runtime.composing.tree_rule import TreeRule
-from protocol.dependency import Branch, DependencyTrees, DepPrompt, GraphAttention, TreePositions, branch_keys
-from protocol.gate import GateReport, dependency_method
+from protocol.dependency import Branch, DependencyTrees, DepPrompt, GraphAttention, branch_keys
+from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport
 from protocol.generation import ComposingInfo
 from protocol.plans import AdmissionRequest, Fallback, Reuse
 from protocol.prompts import Segment, SegmentKind
 
 BRANCHES = (Branch(2, -1), Branch(3, 0))
 FACTS = DepPrompt((5, 6, 7, 8, 9), BRANCHES, (2,))
-PASSED = Gate([GateReport("", "model", dependency_method(TreePositions.DEPTH), 0.0, True, "", (), 1.0, 0.0, 0.0, 0.0)])
+PASSED = Gate([GateReport("", "model", DEPENDENCY_AT_DEPTH, 0.0, True, "", (), 1.0, 0.0, 0.0, 0.0)])
 
 
 def with_facts(request: AdmissionRequest, reuse: Reuse | None = None, facts: DepPrompt = FACTS) -> AdmissionRequest:
@@ -36,7 +36,7 @@ def with_facts(request: AdmissionRequest, reuse: Reuse | None = None, facts: Dep
     ],
 )
 def test_facts_stand_in_trees_or_the_rule_says_why_not(attention, gate, possible, reuse, fallback):
-    rule = TreeRule(attention, TreePositions.DEPTH, gate, possible=possible)
+    rule = TreeRule(attention, gate, possible=possible)
     request = with_facts(ask("a", "AB", system="s"), reuse)
     assert rule.fallback(request) == fallback
     assert (rule.applied(request).prompt.trees is not None) == (fallback is None)
@@ -47,14 +47,14 @@ def test_facts_stand_in_trees_or_the_rule_says_why_not(attention, gate, possible
     ("attention", "reuse"), [(GraphAttention.SELF, None), (GraphAttention.DEPENDENCY, Reuse.EXACT)]
 )
 def test_who_does_not_ask_for_trees_gets_every_path_in_full_without_a_reason(attention, reuse):
-    rule = TreeRule(attention, TreePositions.DEPTH, PASSED, possible=True)
+    rule = TreeRule(attention, PASSED, possible=True)
     request = with_facts(ask("a", "AB", system="s"), reuse)
     assert rule.applied(request) is request
     assert rule.fallback(request) is None
 
 
 def test_a_prompt_without_facts_has_no_trees_and_no_reason():
-    rule = TreeRule(GraphAttention.DEPENDENCY, TreePositions.DEPTH, Gate(), possible=False)
+    rule = TreeRule(GraphAttention.DEPENDENCY, Gate(), possible=False)
     assert rule.applied(ask("a", "AB")) == ask("a", "AB")
     assert rule.fallback(ask("a", "AB")) is None
 
@@ -96,18 +96,9 @@ async def test_plans_tell_engines_which_branches_leave_for_theirs():
 
 
 def test_a_verdict_on_other_positions_does_not_count():
-    rule = TreeRule(GraphAttention.AUTO, TreePositions.PREORDER, PASSED, possible=True)
+    moved = Gate([msgspec.structs.replace(report, method="dependency-preorder") for report in PASSED.reports])
+    rule = TreeRule(GraphAttention.AUTO, moved, possible=True)
     assert rule.fallback(with_facts(ask("a", "AB"))) is Fallback.GATE
-
-
-async def test_trees_have_the_positions_of_the_setting():
-    composing = ComposingInfo(0.0, ("query",))
-    settings = {"graph_attention": GraphAttention.DEPENDENCY, "graph_positions": TreePositions.PREORDER}
-    with checked_controllers(Clock(), composing=composing, **settings) as build:
-        controller = build()
-        plan = await controller.admit(with_facts(ask("a", "AB")))
-        assert plan.trees.positions is TreePositions.PREORDER
-        await controller.complete(report("a"))
 
 
 async def test_plans_of_an_engine_without_trees_say_so():
