@@ -1,6 +1,14 @@
 """Options that there were, and what there is instead of each."""
 
 DROPPED_OPTIONS = {
+    "controller.cached_documents": "all documents of a prompt are cached",
+    "controller.delete_timeout_s": "the deletion of a document waits 30 seconds for queries",
+    "controller.first_token_s": "queries wait three minutes for a plan's first token",
+    "controller.frequency_window_s": "a node's frequency counts a day",
+    "controller.graph_positions": "facts in trees have the positions of their depth",
+    "controller.lease_s": "a lease ends after three times gateway.query_timeout_s",
+    "controller.reorder_slack": "the longest wait may be 1.1 times that of arrival's order",
+    "controller.state_interval_s": "a snapshot is saved every five seconds",
     "gateway.body_timeout_s": "a body has five minutes",
     "gateway.context_questions": "a follow-up is searched with the question before it",
     "gateway.drain_s": "shutdown waits ten seconds for leases",
@@ -14,5 +22,22 @@ DROPPED_OPTIONS = {
     "gateway.rewrite_max_tokens": "a rewritten question has at most 64 tokens",
     "gateway.rewrite_timeout_s": "rewriting a question may take five seconds",
     "gateway.send_timeout_s": "a client has a minute to read a piece of a stream",
+    "generator.fake.step_tokens": "a step has 256 tokens",
+    "generator.gpu_memory_utilization": "it is an entry of generator.engine_args",
+    "generator.kv.loader_threads": "two threads load",
+    "generator.kv.peers.timeout_s": "a load waits a second for other machines",
+    "redis.record_s": "uploads and their jobs are kept for a day",
+    "redis.timeout_s": "a request waits a quarter of a second for Redis",
+    "serving.controller.drain_s": "a stopping replica has ten seconds",
+    "serving.controller.num_gpus": "this part uses no GPU",
+    "serving.gateway.drain_s": "a stopping replica has five minutes",
+    "serving.gateway.look_back_s": "running calls are averaged over 30 seconds",
+    "serving.gateway.num_gpus": "this part uses no GPU",
+    "serving.gateway.target_ongoing_requests": "a gateway is added above 64 streams for each",
+    "serving.generator.drain_s": "a stopping replica has five minutes",
+    "serving.generator.look_back_s": "running calls are averaged over 30 seconds",
+    "serving.generator.target_ongoing_requests": "it is half of controller.max_running",
+    "serving.kv_generators.drain_s": "a stopping replica has ten seconds",
+    "serving.retriever.drain_s": "a stopping replica has ten seconds",
 }
 """By name. Anyone who still sets one gets an error with this sentence."""
