@@ -1,7 +1,7 @@
 """The generator's section of the configuration."""
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -18,7 +18,6 @@ class FakeEngineSettings(BaseModel):
     prefill_tokens_per_s: float = Field(
         4000.0, gt=0, description="Prompt tokens prefilled per second, one prompt at a time."
     )
-    step_tokens: int = Field(256, gt=0, description="Prompt tokens of one step. A prefill can be ended between steps.")
     decode_tokens_per_s: float = Field(30.0, gt=0, description="Answer tokens per second of each stream.")
 
 
@@ -88,9 +87,11 @@ class KvPlaces(NamedTuple):
 
 
 class PeerSettings(BaseModel):
-    """How machines read each other's KV."""
+    """How machines read each other's KV. A load waits for it for ``timeout_s`` seconds, and then computes the rest."""
 
     model_config = ConfigDict(extra="forbid")
+
+    timeout_s: ClassVar[float] = 1.0
 
     key_file: Path | None = Field(
         None,
@@ -103,9 +104,6 @@ class PeerSettings(BaseModel):
     )
     port: int = Field(
         0, ge=0, lt=1 << 16, description="Port of an engine's first rank; the next ranks have the next ports. 0: any."
-    )
-    timeout_s: float = Field(
-        1.0, gt=0, description="Longest that a load waits for other machines' KV. What is not there then is computed."
     )
 
     def key(self) -> str | None:
@@ -150,9 +148,6 @@ class KvSettings(BaseModel):
         "engine",
         description="Order of the numbers in a page of KV. `engine`: that of the attention backend, which is fastest. "
         "`neutral`: the same for all backends, so that engines on GPUs and CPUs share KV. Blocks have 32 tokens then.",
-    )
-    loader_threads: int = Field(
-        2, gt=0, description="Threads that load from host memory and disk; all of them share each load."
     )
     peers: PeerSettings = Field(PeerSettings(), description="Reading KV that other machines hold.")
     auxiliary_model: str | None = Field(
@@ -217,7 +212,6 @@ class GeneratorSettings(BaseModel):
         "OMP_NUM_THREADS has no effect.",
     )
     cpu_kv_cache_gib: int = Field(1, gt=0, description="KV cache on a machine without a GPU, in GiB.")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory for the engine.")
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="Further engine arguments of vLLM, by name; they override the options above."
     )
@@ -250,3 +244,8 @@ class GeneratorSettings(BaseModel):
     )
     kv: KvSettings = Field(KvSettings(), description="Storage of documents' KV.")
     fake: FakeEngineSettings = Field(FakeEngineSettings(), description="Speeds of the fake engine.")
+
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """The share of the GPU's memory for the engine."""
+        return float(self.engine_args.get("gpu_memory_utilization", 0.9))

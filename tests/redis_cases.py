@@ -32,14 +32,14 @@ class Linked:
         return self.registry.get_sample_value(name) or 0.0
 
 
-def settings(server: RedisServer, **changes: object) -> RedisSettings:
-    return RedisSettings(**{"url": server.url, "timeout_s": PATIENT_S, **changes})
+def settings(server: RedisServer) -> RedisSettings:
+    return RedisSettings(url=server.url)
 
 
 @asynccontextmanager
-async def linked(server: RedisServer, **changes: object) -> AsyncIterator[Linked]:
+async def linked(server: RedisServer, timeout_s: float = PATIENT_S) -> AsyncIterator[Linked]:
     registry = CollectorRegistry()
     metrics = RedisMetrics(registry)
-    link = RedisLink(settings(server, **changes), metrics)
+    link = RedisLink(settings(server), metrics, timeout_s)
     async with link.watched():
         yield Linked(link, metrics, registry)

@@ -22,7 +22,7 @@ _HEAP_FLOOR = 16
 WINDOW = 64
 """How often a query may be overtaken, unless configured otherwise."""
 SLACK = 1.1
-"""How much longer than first come, first served the longest wait may be, unless configured otherwise."""
+"""How many times as long as first come, first served the longest wait may be."""
 
 
 class Work(NamedTuple):

@@ -43,7 +43,7 @@ def reduced(settings: GeneratorSettings, max_model_len: int) -> GeneratorSetting
     """
     if has_gpu():
         share = max(_LEAST_GPU_SHARE, _USABLE_GPU_SHARE - settings.gpu_memory_utilization)
-        return settings.model_copy(update={"gpu_memory_utilization": share})
+        return settings.model_copy(update={"engine_args": {**settings.engine_args, "gpu_memory_utilization": share}})
     block_tokens = int(settings.engine_args.get("block_size", _CPU_BLOCK_TOKENS))
     blocks = max(_SMALL_BLOCKS, 1 + -(-max_model_len // block_tokens))
     small = {"num_gpu_blocks_override": blocks, **settings.engine_args}

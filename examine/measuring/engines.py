@@ -102,8 +102,11 @@ class EngineMaker:
                 # vLLM refuses to serve prompts that its KV cache could not hold. One block of it stays empty.
                 "max_model_len": longest,
                 "cpu_threads": threads or len(os.sched_getaffinity(0)),
-                "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
-                "engine_args": {**settings.engine_args, **cache},
+                "engine_args": {
+                    **settings.engine_args,
+                    "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
+                    **cache,
+                },
             }
         )
         self._models = models

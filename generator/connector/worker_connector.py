@@ -185,7 +185,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             host_bytes_per_s=round(memory.host_bytes_per_s),
             disk_bytes_per_s=round(memory.disk_bytes_per_s),
         )
-        return WorkerSide(blocks, tiers, memory, self._settings.loader_threads, peering)
+        return WorkerSide(blocks, tiers, memory, peering=peering)
 
     @property
     def _worker_side(self) -> WorkerSide:

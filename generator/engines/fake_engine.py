@@ -26,6 +26,7 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 
 _REMEMBERED = 256
+_STEP_TOKENS = 256
 
 
 class FakeEngine:
@@ -42,6 +43,7 @@ class FakeEngine:
         max_model_len: int,
         speeds: FakeEngineSettings,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        step_tokens: int = _STEP_TOKENS,
     ) -> None:
         # Prompts are prefilled one at a time, so admitting a second one gains nothing. For the planner, one step takes
         # the longest prompt; the steps after which a prefill can be ended do not matter to it.
@@ -50,6 +52,7 @@ class FakeEngine:
         self._tokenizer = tokenizer
         self._speeds = speeds
         self._sleep = sleep
+        self._step_tokens = step_tokens
         self._device = asyncio.Lock()
         # The events that end running streams, by plan id.
         self._ending: dict[str, asyncio.Event] = {}
@@ -192,10 +195,10 @@ class FakeEngine:
         async with self._device:
             await self.ready()
             begun.set()
-            for computed in range(0, tokens, self._speeds.step_tokens):
+            for computed in range(0, tokens, self._step_tokens):
                 if ended.is_set():
                     return
-                step = min(self._speeds.step_tokens, tokens - computed)
+                step = min(self._step_tokens, tokens - computed)
                 await self._sleep(step / self._speeds.prefill_tokens_per_s)
                 self._computes()
 

@@ -32,7 +32,6 @@ class CheckedEngine:
             max_model_len=longest,
             max_num_seqs=8,
             dtype=given["dtype"],
-            gpu_memory_utilization=0.8,
             kv=KvSettings(
                 disk_dir=self.disk_folder,
                 host_gib=host_gib,
@@ -42,6 +41,7 @@ class CheckedEngine:
             ),
             engine_args={
                 "load_format": LOAD_FORMAT,
+                "gpu_memory_utilization": 0.8,
                 "block_size": self.page_tokens,
                 "num_gpu_blocks_override": cache_tokens // self.page_tokens,
                 "max_num_batched_tokens": step_tokens,

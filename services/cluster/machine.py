@@ -18,7 +18,10 @@ VARIABLE = "RAGTREE_MACHINE"
 
 
 class Machine(BaseModel):
-    """Options of the same names in the configuration. ``data_dir`` holds KV only, ``cache_dir`` the model."""
+    """Options of the same names in the configuration. ``data_dir`` holds KV only, ``cache_dir`` the model.
+
+    ``gpu_memory_utilization`` is the engine argument, if the machine has one of its own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +29,7 @@ class Machine(BaseModel):
     cache_dir: Path
     cpu_threads: int
     cpu_kv_cache_gib: int
-    gpu_memory_utilization: float
+    gpu_memory_utilization: float | None
     host_gib: float
     host_dir: Path
     disk_gib: float
@@ -43,7 +46,7 @@ class Machine(BaseModel):
             cache_dir=config.cache_dir.absolute(),
             cpu_threads=engine.cpu_threads,
             cpu_kv_cache_gib=engine.cpu_kv_cache_gib,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
+            gpu_memory_utilization=engine.engine_args.get("gpu_memory_utilization"),
             host_gib=kv.host_gib,
             host_dir=kv.host_dir.absolute(),
             disk_gib=kv.disk_gib,
@@ -56,8 +59,16 @@ class Machine(BaseModel):
         kv = config.generator.kv.model_copy(
             update={name: getattr(self, name) for name in ("host_gib", "host_dir", "disk_gib", "disk_dir", "peers")}
         )
-        engine = {name: getattr(self, name) for name in ("cpu_threads", "cpu_kv_cache_gib", "gpu_memory_utilization")}
-        generator = config.generator.model_copy(update={**engine, "kv": kv})
+        share = self.gpu_memory_utilization
+        engine_args = config.generator.engine_args | ({} if share is None else {"gpu_memory_utilization": share})
+        generator = config.generator.model_copy(
+            update={
+                "cpu_threads": self.cpu_threads,
+                "cpu_kv_cache_gib": self.cpu_kv_cache_gib,
+                "engine_args": engine_args,
+                "kv": kv,
+            }
+        )
         return config.model_copy(
             update={"data_dir": self.data_dir, "cache_dir": self.cache_dir, "generator": generator}
         )

@@ -19,6 +19,8 @@ from services.redis.settings import RedisSettings
 
 T = TypeVar("T")
 
+TIMEOUT_S = 0.25
+"""How long a request waits for Redis before it continues without."""
 PROBE_S = 1.0
 _CONNECTIONS = 16
 _GONE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
@@ -38,19 +40,19 @@ class RedisLink:
     one event loop.
     """
 
-    def __init__(self, settings: RedisSettings, metrics: RedisMetrics) -> None:
+    def __init__(self, settings: RedisSettings, metrics: RedisMetrics, timeout_s: float = TIMEOUT_S) -> None:
         assert settings.url is not None
         self.pool = BlockingConnectionPool.from_url(
             settings.url.get_secret_value(),
             max_connections=_CONNECTIONS,
-            timeout=settings.timeout_s,
+            timeout=timeout_s,
             # Each call has its own time limit.
             socket_timeout=None,
             socket_connect_timeout=None,
             retry=Retry(NoBackoff(), 0),
         )
         self.client = Redis(connection_pool=self.pool)
-        self._timeout_s = settings.timeout_s
+        self._timeout_s = timeout_s
         self._metrics = metrics
         self._up = asyncio.Event()
         self._looked = False

@@ -5,7 +5,7 @@ from redis.asyncio import ConnectionPool
 
 
 class RedisSettings(BaseModel):
-    """Which Redis to use, and for how long to wait for it. Times are in seconds."""
+    """Which Redis to use."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -17,8 +17,6 @@ class RedisSettings(BaseModel):
     prefix: str = Field(
         "ragtree", min_length=1, pattern=r"^[\w:.-]+$", description="Prefix of all keys; use one per deployment."
     )
-    timeout_s: float = Field(0.25, gt=0, description="How long a request waits for Redis before it continues without.")
-    record_s: float = Field(86_400.0, gt=0, description="How long uploads and their jobs are kept in Redis.")
 
     @field_validator("url")
     @classmethod

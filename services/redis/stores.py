@@ -12,7 +12,7 @@ from gateway.stores.query_log import QueryLog
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.stores.uploads import UploadRecords
 from gateway.stores.windows import SlidingWindows, Windows
-from services.redis.link import RedisLink
+from services.redis.link import TIMEOUT_S, RedisLink
 from services.redis.metrics import RedisMetrics
 from services.redis.query_log import StreamQueryLog
 from services.redis.settings import RedisSettings
@@ -24,11 +24,20 @@ _ENTRIES_PER_MIB = 2048
 
 
 class RedisStores:
-    """``gateway.stores.stores.Stores`` in one Redis. While Redis is down, each gateway uses its own state."""
+    """``gateway.stores.stores.Stores`` in one Redis. While Redis is down, each gateway uses its own state.
 
-    def __init__(self, settings: RedisSettings, gateway: GatewaySettings, registry: CollectorRegistry) -> None:
+    A call waits for ``timeout_s`` seconds.
+    """
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        gateway: GatewaySettings,
+        registry: CollectorRegistry,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         metrics = RedisMetrics(registry)
-        self._link = RedisLink(settings, metrics)
+        self._link = RedisLink(settings, metrics, timeout_s)
         self.windows: Windows = SharedWindows(
             self._link, SlidingWindows(shared_storage(self._link, settings.prefix)), SlidingWindows(MemoryStorage())
         )
@@ -36,7 +45,7 @@ class RedisStores:
             self._link, metrics, f"{settings.prefix}:queries", max(1, gateway.query_log_mib * _ENTRIES_PER_MIB)
         )
         self.query_log: QueryLog = self._stream if gateway.query_log_mib else QueryLogFile(None, 0)
-        self.upload_records: UploadRecords = RedisUploadRecords(self._link, settings.prefix, settings.record_s)
+        self.upload_records: UploadRecords = RedisUploadRecords(self._link, settings.prefix)
 
     def degraded(self) -> tuple[str, ...]:
         """Return "redis" while Redis is down."""

@@ -12,6 +12,8 @@ from services.redis.link import RedisAway, RedisLink
 STORE = "uploads"
 CLAIM_S = 60.0
 """How long an upload may block its key for other bodies if its gateway dies without releasing the key."""
+KEPT_S = 86_400.0
+"""How long keys with a job, and jobs, are kept after their last use: a day."""
 
 _BEGIN = """
 local held = redis.call('GET', KEYS[1])
@@ -35,13 +37,12 @@ class RedisUploadRecords:
     """Upload records in Redis: each idempotency key maps to its body's hash, and to its job once the upload is durable.
 
     A key without a job is a claim. It ends with the upload, or after ``CLAIM_S``. Keys with a job, and jobs, are kept
-    for ``kept_s`` seconds after their last use. Tenants, keys and job ids are stored as digests.
+    for ``KEPT_S``. Tenants, keys and job ids are stored as digests.
     """
 
-    def __init__(self, link: RedisLink, prefix: str, kept_s: float) -> None:
+    def __init__(self, link: RedisLink, prefix: str) -> None:
         self._link = link
         self._prefix = prefix
-        self._kept_ms = int(kept_s * 1000)
         self._begin = link.client.register_script(_BEGIN)
         self._refused = link.client.register_script(_REFUSED)
 
@@ -101,7 +102,7 @@ class RedisUploadRecords:
 
     async def _set(self, record: str, value: bytes) -> None:
         try:
-            await self._link.call(STORE, lambda: self._link.client.set(record, value, px=self._kept_ms))
+            await self._link.call(STORE, lambda: self._link.client.set(record, value, px=int(KEPT_S * 1000)))
         except RedisAway:
             log.debug("upload_not_noted")
 

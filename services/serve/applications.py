@@ -10,13 +10,25 @@ from services.serve.deployments.controller import ControllerDeployment
 from services.serve.deployments.generator import GeneratorDeployment
 from services.serve.deployments.retriever import RetrieverDeployment
 from services.serve.instance_router import InstanceRouter
-from services.serve.replica_settings import KvGeneratorSettings, PlacementSettings, ReplicaSettings
+from services.serve.replica_settings import DeviceSettings, KvGeneratorSettings, PlacementSettings, ReplicaSettings
 
 RETRIEVER, CONTROLLER, GENERATOR, GATEWAY = "retriever", "controller", "generator", "gateway"
 KV_GENERATOR = "kv_generator"
 
 # The controller queues requests. Serve's own queue must never hold one back.
 _UNBOUNDED = 100_000
+
+DRAIN_S = 10.0
+"""Seconds that a stopping replica may take to finish its requests."""
+
+STREAMS_DRAIN_S = 300.0
+"""The same for a part whose requests are streams of answers."""
+
+LOOK_BACK_S = 30.0
+"""Seconds over which running calls are averaged. Ray Serve counts every ten seconds."""
+
+_GATEWAY_STREAMS = 64.0
+"""Streams per gateway above which another one is started."""
 
 
 def retriever_names(config: Config) -> list[str]:
@@ -74,7 +86,7 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
         "max_ongoing_requests": _UNBOUNDED,
         "ray_actor_options": {
             "num_cpus": placement.num_cpus,
-            "num_gpus": placement.num_gpus,
+            "num_gpus": placement.num_gpus if isinstance(placement, DeviceSettings) else 0,
             "resources": dict(placement.resources),
         },
         # A part that fails to start is tried once more, then given up, and its error is reported. A part that has run
@@ -83,21 +95,29 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
         # Three checks in a row must fail before a replica is replaced, so a dead engine is noticed within seconds.
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
-        "graceful_shutdown_timeout_s": placement.drain_s,
+        "graceful_shutdown_timeout_s": STREAMS_DRAIN_S if name in (GENERATOR, GATEWAY) else DRAIN_S,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
     if isinstance(placement, ReplicaSettings) and placement.scales:
         options["autoscaling_config"] = {
             "min_replicas": placement.min_replicas,
             "max_replicas": placement.max_replicas,
-            "target_ongoing_requests": placement.target_ongoing_requests,
-            "look_back_period_s": placement.look_back_s,
+            "target_ongoing_requests": _GATEWAY_STREAMS if name == GATEWAY else _target(config),
+            "look_back_period_s": LOOK_BACK_S,
             "upscale_delay_s": placement.upscale_delay_s,
             "downscale_delay_s": placement.downscale_delay_s,
         }
     else:
         options["num_replicas"] = _replicas(placement)
     return options
+
+
+def _target(config: Config) -> float:
+    """The running queries per instance above which another instance is started.
+
+    An instance never runs more than ``max_running``. The others wait in the controller, where Serve does not see them.
+    """
+    return config.controller.max_running / 2
 
 
 def _placement(config: Config, name: str) -> PlacementSettings:

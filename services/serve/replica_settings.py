@@ -6,16 +6,20 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class PlacementSettings(BaseModel):
-    """Resources that a replica of one part reserves, and how long it may take to stop."""
+    """Resources that a replica of one part reserves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     num_cpus: float = Field(0, ge=0, description="CPUs that Ray reserves for a replica; 0: it shares them.")
-    num_gpus: float = Field(0, ge=0, description="GPUs that Ray reserves for a replica.")
     resources: dict[str, float] = Field(
         default_factory=dict, description="Ray's custom resources that a replica needs; they decide where it may run."
     )
-    drain_s: float = Field(10.0, gt=0, description="How long a stopping replica may take to finish its requests.")
+
+
+class DeviceSettings(PlacementSettings):
+    """Placement of a part that may compute on a GPU."""
+
+    num_gpus: float = Field(0, ge=0, description="GPUs that Ray reserves for a replica.")
 
 
 class ReplicaSettings(PlacementSettings):
@@ -24,16 +28,6 @@ class ReplicaSettings(PlacementSettings):
     min_replicas: int = Field(1, ge=1, description="The least number of replicas.")
     max_replicas: int | None = Field(
         None, ge=1, description="The most replicas under load; by default the same as min_replicas."
-    )
-    target_ongoing_requests: float = Field(
-        16.0,
-        gt=0,
-        description="Running calls per replica above which another replica is started; queued queries do not count.",
-    )
-    look_back_s: float = Field(
-        30.0,
-        gt=10,
-        description="Window over which running calls are averaged; Ray Serve samples them every ten seconds.",
     )
     upscale_delay_s: float = Field(30.0, ge=0, description="How long high load must last before replicas are added.")
     downscale_delay_s: float = Field(
@@ -50,6 +44,10 @@ class ReplicaSettings(PlacementSettings):
     def scales(self) -> bool:
         """Whether the number of replicas follows the load."""
         return self.max_replicas is not None and self.max_replicas > self.min_replicas
+
+
+class InstanceSettings(ReplicaSettings, DeviceSettings):
+    """Placement of the engine's instances."""
 
 
 DECIDE_KV = frozenset(
@@ -73,7 +71,7 @@ DECIDE_KV = frozenset(
 """Engine arguments of vLLM that decide what KV is and how it is cut into pages. All instances have the same."""
 
 
-class KvGeneratorSettings(PlacementSettings):
+class KvGeneratorSettings(DeviceSettings):
     """Placement of instances that answer no query, and prefill documents of queries that wait for the others."""
 
     replicas: int = Field(
@@ -103,17 +101,16 @@ class ServingSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    generator: ReplicaSettings = Field(
-        ReplicaSettings(drain_s=300.0), description="Instances of the engine. Each loads the model."
+    generator: InstanceSettings = Field(
+        InstanceSettings(), description="Instances of the engine. Each loads the model."
     )
     kv_generators: KvGeneratorSettings = Field(
         KvGeneratorSettings(), description="Instances of the engine that only generate KV, for queries that wait."
     )
     gateway: ReplicaSettings = Field(
-        ReplicaSettings(drain_s=300.0, target_ongoing_requests=64.0),
-        description="Gateways behind Ray Serve's proxy (`server.ingress: serve`).",
+        ReplicaSettings(), description="Gateways behind Ray Serve's proxy (`server.ingress: serve`)."
     )
-    retriever: PlacementSettings = Field(PlacementSettings(), description="The retriever, or each of its shards.")
+    retriever: DeviceSettings = Field(DeviceSettings(), description="The retriever, or each of its shards.")
     controller: PlacementSettings = Field(PlacementSettings(), description="The cache controller.")
 
     @property

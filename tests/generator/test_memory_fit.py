@@ -39,7 +39,7 @@ def test_fit_counts_weights_the_engine_and_prompts(memory_gib, fits):
     """A prompt of 1,024 tokens is a GiB of KV, the engine another one, and the weights nearly nothing."""
     model = ModelFacts(name="m", parameters=1, layers=128, kv_heads=8, head_dim=256, context=1024)
     assert model.kv_bytes(2) == 1 << 20
-    settings = GeneratorSettings(gpu_memory_utilization=1.0)
+    settings = GeneratorSettings(engine_args={"gpu_memory_utilization": 1.0})
     assert memory_fit(Device("GPU", int(memory_gib * GIB), True, True), settings).of(model) is fits
 
 

@@ -8,6 +8,7 @@ from rendered_release import Release, labels_of, ray_container
 
 from scripts.chart.helm import Helm
 from scripts.chart.value_sets import CHART
+from services.serve.applications import STREAMS_DRAIN_S
 
 
 def _selects(selector, labels):
@@ -113,8 +114,7 @@ class TestService:
         assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": "http"}}
         annotations = ingress["metadata"]["annotations"]
         assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
-        longest = max(part["drain_s"] for part in everything.options["serving"].values())
-        assert int(annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"]) >= longest
+        assert int(annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"]) >= STREAMS_DRAIN_S
 
 
 class TestPodDisruptionBudget:

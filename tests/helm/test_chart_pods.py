@@ -155,28 +155,25 @@ class TestProbesAndDrains:
         assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
 
     def test_the_grace_period_exceeds_the_longest_drain(self, each):
-        serving = each.options["serving"]
+        drains = {
+            application["name"].partition("-")[0]: application["deployments"][0]["graceful_shutdown_timeout_s"]
+            for application in each.serve_config["applications"]
+        }
         runs = {
             "head": [],
             "generator": ["generator"],
-            "kv-generator": ["kv_generators"],
+            "kv-generator": ["kv_generator"],
             "gateway": ["gateway"],
             "retriever": ["retriever", "controller"] + ([] if "gateway" in each.groups else ["gateway"]),
         }
         for group, template in each.ray_pods.items():
-            drain = max((serving[part]["drain_s"] for part in runs[group]), default=0)
+            drain = max((drains[part] for part in runs[group]), default=0)
             assert _env(ray_container(template))["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]["value"] == str(drain)
             pause = int(ray_container(template)["lifecycle"]["preStop"]["exec"]["command"][1])
             assert template["spec"]["terminationGracePeriodSeconds"] >= drain + pause + 30
             # The head must stay up while the other pods drain.
             assert pause == (15 if group == "head" else 5)
-        assert each.ray_service["rayClusterDeletionDelaySeconds"] == max(part["drain_s"] for part in serving.values())
-
-    def test_the_longest_configured_drain_sets_the_grace_period(self, render):
-        longer = render(settings=("config.serving.generator.drain_s=900.5",))
-        assert longer.ray_pods["generator"]["spec"]["terminationGracePeriodSeconds"] == 961
-        assert longer.ray_pods["retriever"]["spec"]["terminationGracePeriodSeconds"] == 360
-        assert longer.ray_service["rayClusterDeletionDelaySeconds"] == 901
+        assert each.ray_service["rayClusterDeletionDelaySeconds"] == max(drains.values())
 
 
 class TestRoom:

@@ -18,7 +18,7 @@ from retriever.build import build_retriever
 from retriever.settings import HashingSettings, RetrieverSettings, ShardSettings
 from retriever.sharding.sharded_retriever import ShardedRetriever
 from services.redis import uploads as redis_uploads
-from services.redis.uploads import STORE, RedisUploadRecords
+from services.redis.uploads import KEPT_S, STORE, RedisUploadRecords
 
 JOB = IngestJob("job-1", "c", "in_progress", 3, 1, 0, 0, 1.0, 2.0)
 
@@ -28,7 +28,7 @@ async def recording(
     server: RedisServer, timeout_s: float = PATIENT_S
 ) -> AsyncIterator[tuple[RedisUploadRecords, Linked]]:
     async with linked(server, timeout_s=timeout_s) as its:
-        yield RedisUploadRecords(its.link, "test", 100.0), its
+        yield RedisUploadRecords(its.link, "test"), its
 
 
 async def test_key_is_claimed_and_then_bound_to_its_job(redis_server):
@@ -88,7 +88,7 @@ async def test_keys_are_digests_and_expire(redis_server):
         keys = client.keys("*")
         assert sorted(key.split(b":")[:2] for key in keys) == [[b"test", b"job"], [b"test", b"key"]]
         assert not [key for key in keys if b"acme" in key or b"secret" in key or b"job-1" in key]
-        assert all(0 < client.ttl(key) <= 100 for key in keys)
+        assert all(0 < client.ttl(key) <= KEPT_S for key in keys)
 
 
 async def test_record_of_another_version_is_ignored(redis_server):

@@ -32,8 +32,8 @@ SCALING = {
     "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "3",
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "1",
     "RAGTREE_SERVING__GENERATOR__MAX_REPLICAS": "2",
-    "RAGTREE_SERVING__GENERATOR__TARGET_ONGOING_REQUESTS": "1",
-    "RAGTREE_SERVING__GENERATOR__LOOK_BACK_S": "10.5",
+    # Another instance is added if more than half as many run.
+    "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
     "RAGTREE_SERVING__GENERATOR__UPSCALE_DELAY_S": "0",
     "RAGTREE_SERVING__GENERATOR__DOWNSCALE_DELAY_S": "1",
 }
@@ -45,8 +45,12 @@ REDEPLOY = """
 import sys
 import ray
 from ray import serve
+from services.serve import applications
 from services.serve.applications import GENERATOR, generator_application
 from services.config import load_config
+
+# So that the load counts sooner. Ray Serve counts it every ten seconds.
+applications.LOOK_BACK_S = 10.5
 
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
 serve.run(generator_application(load_config()), name=GENERATOR, route_prefix=None)

@@ -35,5 +35,5 @@ class Bandwidths:
             return Outcome.skipped("there is no tier below the engine's own memory")
         figure = ", ".join(shown)
         if slow:
-            return Outcome.warning(f"{slow[0]}: give generator.kv.loader_threads idle cores", figure)
+            return Outcome.warning(f"{slow[0]}: its two threads need idle cores", figure)
         return Outcome.passed(figure)

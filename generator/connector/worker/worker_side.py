@@ -20,6 +20,7 @@ from generator.tiers.base import KvTier
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
 
+_LOADER_THREADS = 2
 _IDLE_WAIT_S = 0.005
 _YIELD_S = 0.0002
 
@@ -36,7 +37,7 @@ class WorkerSide:
         blocks: PagedBlocks,
         tiers: dict[Tier, KvTier],
         memory: KvMemory,
-        loader_threads: int,
+        loader_threads: int = _LOADER_THREADS,
         peering: Peering | None = None,
     ) -> None:
         self._blocks = blocks

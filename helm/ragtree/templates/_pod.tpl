@@ -87,7 +87,7 @@ is another one than that of the other pods.
 {{- $image := default (include "ragtree.image" $root) .image -}}
 {{- $hasKv := or (has "generator" .parts) (has "kv_generators" .parts) -}}
 {{- $peers := and $values.generator.peers.enabled $hasKv -}}
-{{- $drain := include "ragtree.drain" (dict "parts" .parts "serving" $values.config.serving) | int -}}
+{{- $drain := include "ragtree.drain" .parts | int -}}
 metadata:
   labels:
     {{- include "ragtree.selectorLabels" $root | nindent 4 }}

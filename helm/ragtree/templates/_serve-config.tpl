@@ -12,11 +12,11 @@ logging_config:
 applications:
 {{ include "ragtree.applications" (dict "part" "retriever" "shards" $shards "of" $serving.retriever) }}
 {{ include "ragtree.applications" (dict "part" "controller" "shards" .Values.config.controller.shards "of" $serving.controller) }}
-{{ include "ragtree.application" (dict "name" "generator" "part" "generator" "of" $serving.generator) }}
+{{ include "ragtree.application" (dict "name" "generator" "part" "generator" "of" $serving.generator "target" (divf .Values.config.controller.max_running 2)) }}
 {{- if $serving.kv_generators.replicas }}
 {{ include "ragtree.application" (dict "name" "kv_generator" "part" "kv_generator" "of" $serving.kv_generators) }}
 {{- end }}
-{{ include "ragtree.application" (dict "name" "gateway" "part" "gateway" "of" $serving.gateway "route" "/") }}
+{{ include "ragtree.application" (dict "name" "gateway" "part" "gateway" "of" $serving.gateway "route" "/" "target" 64) }}
 {{- end }}
 
 {{/* The application of a part, or one for each of its shards. Arguments: `part`, `shards`, `of`. */}}
@@ -40,25 +40,24 @@ applications:
       max_ongoing_requests: 100000
       ray_actor_options:
         num_cpus: {{ .of.num_cpus }}
-        num_gpus: {{ .of.num_gpus }}
+        num_gpus: {{ dig "num_gpus" 0 .of }}
         resources: {{ toJson .of.resources }}
       max_constructor_retry_count: 2
       health_check_period_s: 1.0
       health_check_timeout_s: 10.0
-      graceful_shutdown_timeout_s: {{ .of.drain_s }}
+      graceful_shutdown_timeout_s: {{ include "ragtree.drain" (list .part) }}
       graceful_shutdown_wait_loop_s: 0.5
       {{- if gt (dig "max_replicas" 1 .of | int) (dig "min_replicas" 1 .of | int) }}
       autoscaling_config:
-        {{- pick .of "min_replicas" "max_replicas" "target_ongoing_requests" "upscale_delay_s" "downscale_delay_s" | toYaml | nindent 8 }}
-        look_back_period_s: {{ .of.look_back_s }}
+        {{- pick .of "min_replicas" "max_replicas" "upscale_delay_s" "downscale_delay_s" | toYaml | nindent 8 }}
+        target_ongoing_requests: {{ .target }}
+        look_back_period_s: 30
       {{- else }}
       num_replicas: {{ dig "replicas" (dig "min_replicas" 1 .of) .of }}
       {{- end }}
 {{- end }}
 
-{{/* Longest drain time of some parts, in seconds. Arguments: `parts`, `serving`. */}}
+{{/* Seconds that replicas of some parts have to finish their requests, which are streams in generators and gateways. */}}
 {{- define "ragtree.drain" -}}
-{{- $longest := 0 -}}
-{{- range .parts -}}{{- $longest = max $longest (index $.serving . | dig "drain_s" 0 | ceil | int) -}}{{- end -}}
-{{- $longest -}}
+{{- if or (has "generator" .) (has "gateway" .) -}}300{{- else -}}{{- ternary 10 0 (not (empty .)) -}}{{- end -}}
 {{- end }}

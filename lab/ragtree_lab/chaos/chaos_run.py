@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from cachectl.pace import Pace
 from loadtest.errors import LoadTestError
 from loadtest.locust_process import LocustProcess
 from loadtest.reporting.request_records import BeginRecord, QueryRecord, Record, read_records
@@ -130,9 +129,7 @@ class ChaosRun:
     def _drained(self, monitor: StackMonitor) -> float | None:
         """Return after how many seconds the controller had no query left, or None if it still has."""
         begun = time.monotonic()
-        # A killed gateway's leases end by themselves.
-        lease_s = Pace.of_queries(self._settings.timeout_s).lease_s
-        while (waited := time.monotonic() - begun) < lease_s + 10:
+        while (waited := time.monotonic() - begun) < self._settings.lease_s + 10:
             if monitor.queries_under_way() == (0, 0):
                 return waited
             time.sleep(_POLL_S)

@@ -55,6 +55,11 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not_killable := set(self.victims) - set(killable(self.ingress)):
             raise BadOption(f"{', '.join(sorted(not_killable))} can only be killed with --ingress {Ingress.SERVE}")
 
+    @property
+    def lease_s(self) -> float:
+        """The seconds after which the controller ends the leases of a killed gateway."""
+        return 3 * self.timeout_s
+
     def environment(self, redis_url: str) -> dict[str, str]:
         """Return the stack's configuration as environment variables."""
         common = {

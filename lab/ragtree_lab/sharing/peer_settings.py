@@ -5,9 +5,6 @@ from pathlib import Path
 
 from generator.settings import PeerSettings
 
-TIMEOUT_S = 1.0
-"""How long a load waits for another machine."""
-
 _HOST = "127.0.0.1"
 
 
@@ -16,9 +13,9 @@ def sharing_peers(folder: Path) -> PeerSettings:
     key_file = folder / "peers.key"
     key_file.touch(mode=0o600)
     key_file.write_text(secrets.token_urlsafe(32))
-    return PeerSettings(key_file=key_file, host=_HOST, timeout_s=TIMEOUT_S)
+    return PeerSettings(key_file=key_file, host=_HOST)
 
 
 def lonely_peers() -> PeerSettings:
     """Settings of machines that serve nothing to each other."""
-    return PeerSettings(host=_HOST, timeout_s=TIMEOUT_S)
+    return PeerSettings(host=_HOST)

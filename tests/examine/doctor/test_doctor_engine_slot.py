@@ -101,5 +101,6 @@ def test_an_engine_beside_other_work_has_room_for_the_longest_prompt(monkeypatch
 
 def test_an_engine_beside_a_stack_takes_what_that_leaves_of_the_gpu(monkeypatch):
     monkeypatch.setattr("examine.doctor.surroundings.has_gpu", lambda: True)
-    assert reduced(GeneratorSettings(gpu_memory_utilization=0.5), 8192).gpu_memory_utilization == pytest.approx(0.45)
-    assert reduced(GeneratorSettings(gpu_memory_utilization=0.95), 8192).gpu_memory_utilization == 0.05
+    for share, left in ((0.5, 0.45), (0.95, 0.05)):
+        settings = GeneratorSettings(engine_args={"gpu_memory_utilization": share})
+        assert reduced(settings, 8192).gpu_memory_utilization == pytest.approx(left)

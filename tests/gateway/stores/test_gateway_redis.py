@@ -50,7 +50,7 @@ async def gateway(
 ) -> AsyncIterator[Gateway]:
     configured = hurried(**changes)
     registry = CollectorRegistry()
-    stores = RedisStores(settings(server, timeout_s=timeout_s), configured, registry)
+    stores = RedisStores(settings(server), configured, registry, timeout_s)
     app = create_app(stack, configured, registry=registry, stores=stores)
     async with LifespanManager(app):
         transport = httpx.ASGITransport(app=app)

@@ -91,8 +91,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def timed(tokenizer, clock) -> FakeEngine:
-    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50, step_tokens=MAX_MODEL_LEN)
-    engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, sleep=clock.sleep)
+    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50)
+    engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, clock.sleep, step_tokens=MAX_MODEL_LEN)
     await engine.start()
     return engine
 
@@ -146,8 +146,8 @@ async def test_cancelling_a_prefill_frees_the_device(timed, clock, layout):
 
 
 async def test_a_plan_that_ends_another_gets_the_device_after_its_current_step(tokenizer, clock, layout):
-    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50, step_tokens=100)
-    engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, sleep=clock.sleep)
+    speeds = FakeEngineSettings(prefill_tokens_per_s=1000, decode_tokens_per_s=50)
+    engine = FakeEngine("fake", tokenizer, MAX_MODEL_LEN, speeds, clock.sleep, step_tokens=100)
     await engine.start()
     clock.held = True
     guess = plan(layout)

@@ -24,7 +24,7 @@ OWN = {
     "CACHE_DIR": "/own/cache",
     "GENERATOR__CPU_THREADS": "7",
     "GENERATOR__CPU_KV_CACHE_GIB": "3",
-    "GENERATOR__GPU_MEMORY_UTILIZATION": "0.5",
+    "GENERATOR__ENGINE_ARGS": '{"gpu_memory_utilization": 0.5, "enforce_eager": true}',
     "GENERATOR__KV__HOST_GIB": "11",
     "GENERATOR__KV__HOST_DIR": "/own/shm",
     "GENERATOR__KV__DISK_GIB": "12",
@@ -158,7 +158,7 @@ class TestIdentity:
 
 class TestMachine:
     def test_replicas_take_over_what_the_machine_has_of_its_own(self, configured, elsewhere, monkeypatch):
-        stack = load_config()
+        stack = configured(GENERATOR__ENGINE_ARGS='{"gpu_memory_utilization": 0.7, "block_size": 32}')
         own = configured(**OWN, GENERATOR__MODEL="another-model")
         monkeypatch.setenv(VARIABLE, Machine.of(own).model_dump_json())
         here = on_this_machine(stack)
@@ -168,7 +168,7 @@ class TestMachine:
         assert (here.cache_dir, kv.host_dir, kv.disk_dir) == (own.cache_dir, own.generator.kv.host_dir, kv.disk_dir)
         assert (kv.host_gib, kv.disk_gib, kv.peers.port) == (11, 12, 9400)
         assert (here.generator.cpu_threads, here.generator.cpu_kv_cache_gib) == (7, 3)
-        assert here.generator.gpu_memory_utilization == 0.5
+        assert here.generator.engine_args == {"gpu_memory_utilization": 0.5, "block_size": 32}
         # All else is the stack's.
         assert here.generator.model == stack.generator.model
         assert here.serving == stack.serving
