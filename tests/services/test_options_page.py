@@ -1,4 +1,4 @@
-"""docs/options.md says who sets each option, and names no other."""
+"""docs/guides/options.md says who sets each option, and names no other."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from services.config import Config
 
-ROWS = re.findall(r"^\| (`.*?) \|", (Path(__file__).parents[2] / "docs" / "options.md").read_text(), re.MULTILINE)
+ROWS = re.findall(r"^\| (`.*?) \|", (Path(__file__).parents[2] / "docs" / "guides" / "options.md").read_text(), re.MULTILINE)
 NAMED = {name.rpartition(".")[2] for row in ROWS for name in re.findall(r"`([\w.*]+)`", row)}
 
 
