@@ -100,7 +100,7 @@ def build_retriever(
     ingest_thread = WorkThread(
         "ingestion",
         ingester.ingest_next_group,
-        settings.ingest.retries,
+        settings.ingest,
         warm_up=partial(warm_up_in_background, partial(embedder.embed_query, "warm up")),
         wake=wake_ingestion,
     )
@@ -121,10 +121,11 @@ def build_retriever(
             preparer,
             catalog,
             lexical,
-            Reembedding(store, preparer, Attempts("document"), settings.ingest.groups.bytes),
+            Reembedding(store, preparer, Attempts("document"), settings.ingest.group_bytes),
             ingestion,
             graph.graph if graph else None,
             sandboxed,
             data_lock,
         ),
+        search_threads=settings.search_threads,
     )

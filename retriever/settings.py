@@ -1,6 +1,6 @@
 """The retriever's configuration."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -107,6 +107,8 @@ class IndexSettings(BaseModel):
         "auto", description="flat is exact. auto is flat for small collections and ivf for others."
     )
     ivf_threshold: int = Field(4096, gt=0, description="With auto, collections below this many vectors use flat.")
+    retrain_growth: float = Field(2.0, gt=1, description="Retrain when the index has grown or shrunk by this factor.")
+    retrain_imbalance: float = Field(2.0, gt=1, description="Retrain when the lists are more uneven by this factor.")
     removed_share: float = Field(
         0.2,
         gt=0,
@@ -177,18 +179,13 @@ RerankerSettings = Annotated[
 ]
 
 
-class Retries(NamedTuple):
-    """Seconds before failed work is tried again: at first, and at most. Each pause is twice the previous one."""
+class RetrySettings(BaseModel):
+    """How background work is retried after a failure."""
 
-    first_s: float = 1.0
-    longest_s: float = 60.0
+    model_config = _FIXED
 
-
-class Groups(NamedTuple):
-    """The most documents of a group, and their most bytes unless a single document has more."""
-
-    documents: int = 512
-    bytes: int = 256 * 1024
+    retry_first_s: float = Field(1.0, gt=0, description="First pause before a failed group is retried.")
+    retry_max_s: float = Field(60.0, gt=0, description="Longest such pause. Each is twice the previous one.")
 
 
 class LlmSettings(BaseModel):
@@ -207,12 +204,8 @@ class LlmSettings(BaseModel):
     extra_body: dict[str, Any] = Field({}, description="Fields to add to each request, such as those of vLLM.")
 
 
-class GraphSettings(BaseModel):
+class GraphSettings(RetrySettings):
     """Whether collections have a graph, and what reads it from their documents."""
-
-    model_config = _FIXED
-
-    retries: ClassVar[Retries] = Retries()
 
     kind: Literal["none", "given", "rules", "llm"] = Field(
         "none",
@@ -234,14 +227,13 @@ class GraphSettings(BaseModel):
         return self
 
 
-class IngestSettings(BaseModel):
-    """How documents wait. They are ingested in groups, each committed as a whole, while searches continue."""
+class IngestSettings(RetrySettings):
+    """How ingestion groups documents. A group is committed as a whole, while searches continue."""
 
-    model_config = _FIXED
-
-    retries: ClassVar[Retries] = Retries()
-    groups: ClassVar[Groups] = Groups()
-
+    group_documents: int = Field(512, gt=0, description="Largest number of documents in a group.")
+    group_bytes: int = Field(
+        256 * 1024, gt=0, description="Largest size of a group, unless a single document is larger."
+    )
     max_queued_documents: int = Field(
         100_000, gt=0, description="Largest number of queued documents. While it is reached, uploads are refused."
     )
@@ -288,6 +280,7 @@ class RetrieverSettings(BaseModel):
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are ingested.")
     loaders: LoaderSettings = Field(LoaderSettings(), description="Limits for reading a document.")
     shards: ShardSettings = Field(ShardSettings(), description="How documents are distributed over several retrievers.")
+    search_threads: int = Field(4, gt=0, description="Searches that run concurrently.")
     max_database_bytes: int | None = Field(
         None, gt=0, description="Largest size of the database file. At the limit, uploads fail as on a full disk."
     )

@@ -6,7 +6,6 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from retriever_cases import ingesting
 from workload_files import write_lines
 
 from protocol.errors import ConfigError
@@ -14,12 +13,14 @@ from protocol.retrieval import SearchKind
 from ragtree_lab.recall import RecallBenchmark
 from ragtree_lab.workloads.datasets import Dataset
 from retriever.embedding.hashing import HashingEmbedder
-from retriever.settings import HashingSettings, IndexSettings, RetrieverSettings
+from retriever.settings import HashingSettings, IndexSettings, IngestSettings, RetrieverSettings
 
 EMBEDDER = HashingSettings(dimension=64)
 # The search probes one of a hundred lists, so it misses most neighbours.
 POOR = IndexSettings(ivf_threshold=64, probe_share=0.01, min_probes=1)
-SETTINGS = RetrieverSettings(embedder=EMBEDDER, index=POOR, ingest=ingesting(documents=64))
+SETTINGS = RetrieverSettings(
+    embedder=EMBEDDER, index=POOR, ingest=IngestSettings(retry_first_s=0.01, group_documents=64)
+)
 WORDS = [f"word{number}" for number in range(300)]
 
 

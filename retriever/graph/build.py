@@ -47,7 +47,7 @@ def build_graph(
     catalog = GraphCatalog(database, facts, embedder.dimension)
     groups = GroupReader(database, facts, extractor)
     indexer = GraphIndexer(database, chunks, facts, groups, extractor.fingerprint, embedder, catalog)
-    thread = WorkThread("graph", indexer.index_next, settings.retries, lower_priority, threading.Event())
+    thread = WorkThread("graph", indexer.index_next, settings, lower_priority, threading.Event())
     viewer = GraphViewer(documents, chunks, facts, GraphOutline(), catalog, extractor.fingerprint)
     return GraphParts(
         RetrieverGraph(catalog, indexer, thread, viewer),

@@ -14,9 +14,6 @@ from retriever.index.ivf_probe import Probe, listed_ids
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 
-_GROWTH, _IMBALANCE = 2.0, 2.0
-"""The lists are trained again when the index has grown or shrunk, or they are more uneven, by these factors."""
-
 
 class IVFIndex(IVFBase):
     """An inverted file in memory."""
@@ -43,8 +40,9 @@ class IVFIndex(IVFBase):
     @property
     def needs_rebuild(self) -> bool:
         """Whether it has grown, shrunk or become uneven beyond the limits."""
-        fits = self.trained.vectors / _GROWTH < self.size < self.trained.vectors * _GROWTH
-        drifted = self._index.invlists.imbalance_factor() >= self.trained.imbalance * _IMBALANCE
+        growth = self._settings.retrain_growth
+        fits = self.trained.vectors / growth < self.size < self.trained.vectors * growth
+        drifted = self._index.invlists.imbalance_factor() >= self.trained.imbalance * self._settings.retrain_imbalance
         return not fits or drifted
 
     def ids(self) -> Ids:

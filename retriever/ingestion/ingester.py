@@ -123,8 +123,8 @@ class Ingester:
                 group = self._store.jobs.next_group(
                     transaction,
                     tenant,
-                    self._settings.groups.documents,
-                    self._settings.groups.bytes,
+                    self._settings.group_documents,
+                    self._settings.group_bytes,
                     suspects,
                     only_short=self._long is not None,
                 )
@@ -170,7 +170,7 @@ class Ingester:
             self._ingest_part(self._long)
             return
         queued, unchanged = self._read(group)
-        if len(group) == 1 and queued and group[0].bytes > self._settings.groups.bytes:
+        if len(group) == 1 and queued and group[0].bytes > self._settings.group_bytes:
             self._long = LongDocument(self._store.database, self._store.jobs, self._staged, self._preparer, *queued[0])
             self._ingest_part(self._long)
             return

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retriever_cases import TENANT, ingesting, lines, running
+from retriever_cases import TENANT, lines, running
 
 from retriever.embedding.base import Vector
 from retriever.embedding.hashing import HashingEmbedder
@@ -28,7 +28,7 @@ class MortalEmbedder(HashingEmbedder):
 
 
 async def ingest(folder: Path, documents: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, int]:
-    async with running(folder, MortalEmbedder(), ingest=ingesting(bytes=2000), **settings) as retriever:
+    async with running(folder, MortalEmbedder(), **settings) as retriever:
         if documents:
             await retriever.put_batch(TENANT, "default", lines(documents))
         while (stats := await retriever.stats()).queued:

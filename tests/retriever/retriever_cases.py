@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from reportlab.pdfgen.canvas import Canvas
@@ -16,35 +16,15 @@ from retriever.build import build_retriever
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.index.builder import AnyIndex
 from retriever.retriever import Retriever
-from retriever.settings import GraphSettings, Groups, HashingSettings, IngestSettings, Retries, RetrieverSettings
+from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
 
 TENANT = "acme"
-
-
-def ingesting(first_s: float = 0.01, longest_s: float = 0.05, **groups: int) -> IngestSettings:
-    """Settings with these pauses before failed work is tried again, and these bounds on groups."""
-
-    class Ingesting(IngestSettings):
-        retries: ClassVar[Retries] = Retries(first_s, longest_s)
-
-    Ingesting.groups = Groups(**groups)
-    return Ingesting()
-
-
-def graph_of(kind: str, **fields: Any) -> GraphSettings:
-    """Settings of a graph whose failed work is tried again at once."""
-
-    class Reading(GraphSettings):
-        retries: ClassVar[Retries] = Retries(0.01, 0.05)
-
-    return Reading(kind=kind, **fields)
+QUICK = IngestSettings(retry_first_s=0.01, retry_max_s=0.05)
 
 
 def settings(**changes: Any) -> RetrieverSettings:
     # Dense unless a test is about words: the hashing embedder makes scores that can be told beforehand.
-    return RetrieverSettings(
-        **{"embedder": HashingSettings(), "ingest": ingesting(), "search": SearchKind.DENSE, **changes}
-    )
+    return RetrieverSettings(**{"embedder": HashingSettings(), "ingest": QUICK, "search": SearchKind.DENSE, **changes})
 
 
 @asynccontextmanager

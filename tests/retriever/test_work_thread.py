@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from structlog.testing import capture_logs
 
 from protocol.errors import Unavailable
-from retriever.settings import Retries
+from retriever.settings import RetrySettings
 from retriever.work_thread import WorkThread
 
-QUICK = Retries(0.001, 0.001)
+QUICK = RetrySettings(retry_first_s=0.001, retry_max_s=0.001)
 
 
 @contextmanager

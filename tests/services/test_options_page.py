@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from services.config import Config
 
-ROWS = re.findall(r"^\| (`.*?) \|", (Path(__file__).parents[2] / "docs" / "guides" / "options.md").read_text(), re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "options.md"
+ROWS = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
 NAMED = {name.rpartition(".")[2] for row in ROWS for name in re.findall(r"`([\w.*]+)`", row)}
 
 

@@ -11,12 +11,12 @@ from protocol.errors import ConfigError
 from ragtree_lab.workloads import question_sets
 from ragtree_lab.workloads.by_name import open_workload
 from ragtree_lab.workloads.question_sets import QuestionSet, estimated_tokens
-from retriever.settings import HashingSettings, RetrieverSettings
+from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
 
 COLOURS = ["amber", "beige", "coral", "denim", "ebony", "frost"]
 PLACES = ["harbour", "island", "jungle", "kingdom", "lagoon"]
 TITLES = [f"{colour} {place}" for colour, place in product(COLOURS, PLACES)]
-HASHING = RetrieverSettings(embedder=HashingSettings())
+HASHING = RetrieverSettings(embedder=HashingSettings(), ingest=IngestSettings(retry_first_s=0.01))
 
 
 @pytest.fixture

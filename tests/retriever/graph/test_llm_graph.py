@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from chat_server import Body, ChatServer, Reply, chatting, passage_of, triplets
 from pydantic import ValidationError
-from retriever_cases import TENANT, graph_of, ids, put, running, search
+from retriever_cases import QUICK, TENANT, ids, put, running, search
 from structlog.testing import capture_logs
 
 from protocol.errors import NoGraph
@@ -29,7 +29,8 @@ def answer(body: Body) -> Reply:
 
 @asynccontextmanager
 async def reading(folder, server: ChatServer, **changes) -> AsyncIterator[Retriever]:
-    async with running(folder, graph=graph_of("llm", llm=server.settings(**changes))) as retriever:
+    pauses = {"retry_first_s": QUICK.retry_first_s, "retry_max_s": QUICK.retry_max_s}
+    async with running(folder, graph=GraphSettings(kind="llm", llm=server.settings(**changes), **pauses)) as retriever:
         yield retriever
 
 

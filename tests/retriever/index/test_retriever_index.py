@@ -205,7 +205,7 @@ def test_searches_run_during_changes(index):
 
 
 def test_ivf_needs_a_rebuild_after_doubling_or_halving():
-    index = ivf(IndexSettings())
+    index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_799), unit(799, seed=7))
     assert not index.needs_rebuild
     index.add(np.array([20_000]), unit(1, seed=8))
@@ -217,7 +217,7 @@ def test_ivf_needs_a_rebuild_after_doubling_or_halving():
 
 
 def test_ivf_needs_a_rebuild_when_lists_become_uneven():
-    index = ivf(IndexSettings())
+    index = ivf(IndexSettings(retrain_growth=2))
     index.add(np.arange(10_000, 10_700), VECTORS[:1] + 0.01 * unit(700, seed=7))
     assert index.needs_rebuild
 

@@ -11,7 +11,7 @@ from retriever.build import build_retriever
 from retriever.index.builder import IndexBuilder
 from retriever.settings import IndexSettings
 
-SMALL = IndexSettings(ivf_threshold=32, probe_share=1.0)
+SMALL = IndexSettings(ivf_threshold=32, probe_share=1.0, retrain_growth=1.3)
 MAPPED = SMALL.model_copy(update={"on_disk_bytes": 1})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retriever_cases import TENANT, ended, ids, ingesting, put, running, search, upload
+from retriever_cases import TENANT, ended, ids, put, running, search, upload
 
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.embedding.hashing import HashingEmbedder
@@ -50,14 +50,14 @@ async def test_a_document_that_kills_fails_after_three_attempts(tmp_path, run, t
         {"id": "beside", "text": "an elephant"},
         {"id": "long", "text": "words of a heron " * 5000},
     ]
-    changes = {"chunks": {"size": 64, "overlap": 0}}
+    changes = {"ingest": {"group_bytes": 2000}, "chunks": {"size": 64, "overlap": 0}}
     assert (await asyncio.to_thread(run, tmp_path, documents, **changes))[0] == KILLED
     for _ in range(MOST_ATTEMPTS - 1):
         assert (await asyncio.to_thread(run, tmp_path, [], **changes))[0] == KILLED
     status, counts = await asyncio.to_thread(run, tmp_path, [], **changes)
     assert status == 0
     assert counts["failed"] == 1
-    async with running(tmp_path, ingest=ingesting(bytes=2000), **changes) as retriever:
+    async with running(tmp_path, **changes) as retriever:
         with retriever._store.database.read() as transaction:
             (job_id,) = transaction.execute("SELECT id FROM jobs").fetchone()
             assert transaction.execute("SELECT * FROM attempts").fetchall() == []
@@ -91,7 +91,7 @@ class Exhausted(HashingEmbedder):
 
 @pytest.mark.parametrize("times", [1, 5000], ids=["in a group", "in parts"])
 async def test_too_little_memory_fails_a_document_at_once(tmp_path, times):
-    async with running(tmp_path, Exhausted(), ingest=ingesting(bytes=2000)) as retriever:
+    async with running(tmp_path, Exhausted(), ingest={"group_bytes": 2000}) as retriever:
         jobs = [
             await retriever.put_document(TENANT, "default", upload(name, text))
             for name, text in (("small", "one"), ("large", "large " * times), ("other", "two"))

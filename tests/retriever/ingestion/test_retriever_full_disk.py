@@ -1,5 +1,5 @@
 import pytest
-from retriever_cases import TENANT, ids, ingesting, put, put_lines, running, search, upload
+from retriever_cases import TENANT, ids, put, put_lines, running, search, upload
 
 from protocol.errors import StorageFull
 from retriever.embedding.hashing import HashingEmbedder
@@ -31,7 +31,7 @@ async def test_upload_that_does_not_fit_leaves_nothing(tmp_path):
 async def test_disk_that_fills_up_during_ingestion(tmp_path):
     # The queue fits on the disk. The vectors, 8 KiB per document, do not.
     wide = HashingEmbedder(HashingSettings(dimension=2048))
-    changes = {"max_database_bytes": LIMIT, "ingest": ingesting(documents=5)}
+    changes = {"max_database_bytes": LIMIT, "ingest": {"group_documents": 5}}
     async with running(tmp_path, wide, **changes) as retriever:
         job = await put_lines(retriever, [{"id": f"d{n:02}", "text": f"number{n} text"} for n in range(60)])
         assert job.status == "completed"
