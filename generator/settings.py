@@ -1,7 +1,7 @@
 """The generator's section of the configuration."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -87,11 +87,9 @@ class KvPlaces(NamedTuple):
 
 
 class PeerSettings(BaseModel):
-    """How machines read each other's KV. A load waits for it for ``timeout_s`` seconds, and then computes the rest."""
+    """How machines read each other's KV."""
 
     model_config = ConfigDict(extra="forbid")
-
-    timeout_s: ClassVar[float] = 1.0
 
     key_file: Path | None = Field(
         None,
@@ -104,6 +102,9 @@ class PeerSettings(BaseModel):
     )
     port: int = Field(
         0, ge=0, lt=1 << 16, description="Port of an engine's first rank; the next ranks have the next ports. 0: any."
+    )
+    timeout_s: float = Field(
+        1.0, gt=0, description="Longest that a load waits for other machines' KV. What is not there then is computed."
     )
 
     def key(self) -> str | None:

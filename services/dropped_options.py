@@ -25,7 +25,6 @@ DROPPED_OPTIONS = {
     "generator.fake.step_tokens": "a step has 256 tokens",
     "generator.gpu_memory_utilization": "it is an entry of generator.engine_args",
     "generator.kv.loader_threads": "two threads load",
-    "generator.kv.peers.timeout_s": "a load waits a second for other machines",
     "redis.record_s": "uploads and their jobs are kept for a day",
     "redis.timeout_s": "a request waits a quarter of a second for Redis",
     "serving.controller.drain_s": "a stopping replica has ten seconds",

@@ -31,4 +31,4 @@ def serving_peers(folder: Path) -> PeerSettings:
     """Settings of an engine that serves its KV to peers on this machine, with a key in ``folder``."""
     key_file = folder / "peers.key"
     key_file.write_text("a secret of the tests' own\n")
-    return PeerSettings(key_file=key_file, host="127.0.0.1")
+    return PeerSettings(key_file=key_file, host="127.0.0.1", timeout_s=5)

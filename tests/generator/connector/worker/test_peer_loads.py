@@ -1,7 +1,6 @@
 """Two workers on machines of their own: what one holds, the other one loads into its blocks."""
 
 import time
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,16 +26,10 @@ PATIENCE_S = 10.0
 HERE = Pages(tuple(range(PAGES)), 5)
 
 
-class Patient(PeerSettings):
-    """Settings of a machine whose loads wait longer for others, so that a slow test fails none."""
-
-    timeout_s: ClassVar[float] = 4.0
-
-
 class Machine:
     """A worker side over a small cache, with host memory and a disk of its own."""
 
-    def __init__(self, folder, key: str = "a secret of many characters") -> None:
+    def __init__(self, folder, key: str = "a secret of many characters", timeout_s: float = 5.0) -> None:
         folder.mkdir()
         (folder / "key").write_text(key)
         self.blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
@@ -44,7 +37,7 @@ class Machine:
         self.host = HostArena(folder / "host.kv", "weights", PAGE_TOKENS, size, 9)
         self.disk = DiskTier(folder / "disk", "weights", PAGE_TOKENS, size, 1 << 20)
         tiers = {Tier.HOST: self.host, Tier.DISK: self.disk}
-        settings = Patient(key_file=folder / "key", host="127.0.0.1")
+        settings = PeerSettings(key_file=folder / "key", host="127.0.0.1", timeout_s=timeout_s)
         self.peering = Peering.opened(settings, tiers, "weights", size, 0)
         memory = KvMemory("weights", "boot", PAGE_TOKENS, size, BLOCKS, 9, 9, 0.0, 1.0, "cpu")
         self.worker = WorkerSide(self.blocks, tiers, memory, peering=self.peering)
@@ -163,7 +156,8 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
     """A peer that says nothing costs its own load a timeout, and other loads nothing."""
     import socket
 
-    near = machine("near")
+    timeout_s = 4.0
+    near = machine("near", timeout_s=timeout_s)
     near.holds("aa", Tier.HOST)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -174,14 +168,14 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
         began = time.monotonic()
         near.worker.load(StepJobs(loads=[Load(f"stuck {piece.blocks}", (piece,)) for piece in stuck]))
         near.load(Piece("aa", Tier.HOST, 0, (1, 2, 3), HERE))
-        assert time.monotonic() - began < Patient.timeout_s / 2
+        assert time.monotonic() - began < timeout_s / 2
         ended: set[str] = set()
         while len(ended) < len(stuck):
             assert time.monotonic() - began < PATIENCE_S
             near.worker.pause(StepJobs(idle=True))
             ended |= near.worker.take_loaded()
         # None waited for another one's timeout.
-        assert time.monotonic() - began < 1.5 * Patient.timeout_s
+        assert time.monotonic() - began < 1.5 * timeout_s
         results = near.worker.take_results()
         assert results is not None
         assert all(
