@@ -42,6 +42,9 @@ from retriever.work_thread import WorkThread
 
 _LONGEST_PAGE = 1000
 
+_SEARCH_THREADS = 4
+"""Searches that run at once."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -70,7 +73,6 @@ class Retriever:
         ingest_thread: WorkThread,
         graph: RetrieverGraph | None,
         lifecycle: Lifecycle,
-        search_threads: int,
     ) -> None:
         self._database = database
         self._documents = documents
@@ -87,7 +89,7 @@ class Retriever:
         self._ingest_thread = ingest_thread
         self._graph = graph
         self._lifecycle = lifecycle
-        self._search_pool = _pool(search_threads, "retriever-search")
+        self._search_pool = _pool(_SEARCH_THREADS, "retriever-search")
         # Its own thread, so that many texts delay no search.
         self._embedding_pool = _pool(1, "retriever-embedding")
         self._store_pool = _pool(2, "retriever-store")

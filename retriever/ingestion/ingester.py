@@ -16,7 +16,7 @@ from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.long_document import LongDocument
-from retriever.settings import IngestSettings
+from retriever.pace import Pace
 from retriever.store.attempts import Attempts
 from retriever.store.database import Database
 from retriever.store.documents import Documents
@@ -59,7 +59,7 @@ class Ingester:
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
         committer: Committer,
-        settings: IngestSettings,
+        pace: Pace,
         counts: IngestCounts,
     ) -> None:
         self._database = database
@@ -70,7 +70,7 @@ class Ingester:
         self._preparer = preparer
         self._catalog = catalog
         self._committer = committer
-        self._settings = settings
+        self._pace = pace
         self._counts = counts
         self._long: LongDocument | None = None
         self._long_is_next = False
@@ -128,8 +128,8 @@ class Ingester:
                 group = self._jobs.next_group(
                     transaction,
                     tenant,
-                    self._settings.group_documents,
-                    self._settings.group_bytes,
+                    self._pace.group_documents,
+                    self._pace.group_bytes,
                     suspects,
                     only_short=self._long is not None,
                 )
@@ -175,7 +175,7 @@ class Ingester:
             self._ingest_part(self._long)
             return
         queued, unchanged = self._read(group)
-        if len(group) == 1 and queued and group[0].bytes > self._settings.group_bytes:
+        if len(group) == 1 and queued and group[0].bytes > self._pace.group_bytes:
             self._long = LongDocument(self._database, self._jobs, self._staged, self._preparer, *queued[0])
             self._ingest_part(self._long)
             return
