@@ -81,7 +81,7 @@ def build_retriever(
         settings.search,
         tracer or NoOpTracer(),
     )
-    graph = build_graph(settings.graph, store, searcher, embedder)
+    graph = build_graph(settings.graph, settings.pace, store, searcher, embedder)
     attempts = Attempts("item")
     committer = Committer(
         store,
@@ -94,13 +94,13 @@ def build_retriever(
         preparer.fingerprint,
         on_change=graph.graph.changed if graph else None,
     )
-    ingester = Ingester(store, attempts, preparer, catalog, committer, settings.ingest, counts)
+    ingester = Ingester(store, attempts, preparer, catalog, committer, settings.pace, counts)
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
     ingest_thread = WorkThread(
         "ingestion",
         ingester.ingest_next_group,
-        settings.ingest,
+        settings.pace,
         warm_up=partial(warm_up_in_background, partial(embedder.embed_query, "warm up")),
         wake=wake_ingestion,
     )
@@ -121,11 +121,10 @@ def build_retriever(
             preparer,
             catalog,
             lexical,
-            Reembedding(store, preparer, Attempts("document"), settings.ingest.group_bytes),
+            Reembedding(store, preparer, Attempts("document"), settings.pace.group_bytes),
             ingestion,
             graph.graph if graph else None,
             sandboxed,
             data_lock,
         ),
-        search_threads=settings.search_threads,
     )

@@ -36,6 +36,9 @@ from retriever.thread_priorities import search_on_one_core
 
 _LONGEST_PAGE = 1000
 
+_SEARCH_THREADS = 4
+"""Searches that run at once."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -57,7 +60,6 @@ class Retriever:
         ingestion: Ingestion,
         graph: RetrieverGraph | None,
         lifecycle: Lifecycle,
-        search_threads: int,
     ) -> None:
         self._store = store
         self._searcher = searcher
@@ -67,7 +69,7 @@ class Retriever:
         self._ingestion = ingestion
         self._graph = graph
         self._lifecycle = lifecycle
-        self._search_pool = _pool(search_threads, "retriever-search")
+        self._search_pool = _pool(_SEARCH_THREADS, "retriever-search")
         # Its own thread, so that many texts delay no search.
         self._embedding_pool = _pool(1, "retriever-embedding")
         self._store_pool = _pool(2, "retriever-store")

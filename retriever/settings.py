@@ -1,10 +1,12 @@
-"""The retriever's configuration."""
+"""The retriever's configuration. Class variables are fixed: nobody who runs a retriever has to choose them."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from protocol.retrieval import SearchKind
+from retriever.index.tuning import IndexTuning
+from retriever.pace import Pace
 
 _FIXED = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,7 +53,8 @@ class OpenAISettings(BaseModel):
     )
     batch_size: int = Field(64, gt=0, description="Texts per request.")
     timeout_s: float = Field(30.0, gt=0, description="Timeout of a request in seconds.")
-    max_retries: int = Field(3, ge=0, description="Retries of a failed request.")
+    max_retries: ClassVar[int] = 3
+    """How often a failed request is repeated."""
 
 
 class HashingSettings(BaseModel):
@@ -60,7 +63,8 @@ class HashingSettings(BaseModel):
     model_config = _FIXED
 
     kind: Literal["hashing"] = Field("hashing", description="Hash words, without a model. For tests and trials.")
-    dimension: int = Field(256, gt=0, description="Length of a vector.")
+    dimension: ClassVar[int] = 256
+    """Length of a vector."""
     max_tokens: int = Field(510, gt=0, description="Longest text in tokens.")
 
 
@@ -79,22 +83,15 @@ class ChunkSettings(BaseModel):
 
 
 class HNSWSettings(BaseModel):
-    """The graph of an HNSW index and the beam width of its searches."""
+    """The beam width of an HNSW index's searches."""
 
     model_config = _FIXED
 
-    links: int = Field(
-        32, gt=1, description="Neighbours of a vector on each level; the lowest level has twice as many."
-    )
-    build_beam: int = Field(100, gt=0, description="Candidates for the neighbours of a new vector.")
     beam: int = Field(128, gt=0, description="Candidates that a search keeps. More raise recall and latency.")
 
 
 class IndexSettings(BaseModel):
-    """The kind of a collection's index, when it is rebuilt, and how a search reads it.
-
-    An inverted file (IVF) has about ``4 * sqrt(n)`` lists. A search in stages takes a few percent longer than one in a
-    single stage, and gives its first candidates much earlier.
+    """The kind of a collection's index, and how much of it a search reads.
 
     ``probe_share`` looks high, but questions need it to find paragraphs. On SQuAD's 20,958 paragraphs with MiniLM, a
     share of 0.1 loses 2 points of recall@5 against exact search, 0.2 loses 0.75, and 0.4 or 0.5 lose 0.2 to 0.4, which
@@ -106,25 +103,12 @@ class IndexSettings(BaseModel):
     kind: Literal["auto", "flat", "ivf", "hnsw"] = Field(
         "auto", description="flat is exact. auto is flat for small collections and ivf for others."
     )
-    ivf_threshold: int = Field(4096, gt=0, description="With auto, collections below this many vectors use flat.")
-    retrain_growth: float = Field(2.0, gt=1, description="Retrain when the index has grown or shrunk by this factor.")
-    retrain_imbalance: float = Field(2.0, gt=1, description="Retrain when the lists are more uneven by this factor.")
-    removed_share: float = Field(
-        0.2,
-        gt=0,
-        description="Rebuild when a larger share has been removed from hnsw, or removed or added on disk.",
-    )
     on_disk_bytes: int = Field(
         4 * 1024**3, gt=0, description="An ivf index whose vectors take more bytes is memory-mapped from disk."
     )
     probe_share: float = Field(0.5, gt=0, le=1, description="Share of the ivf lists that a search reads.")
-    min_probes: int = Field(32, gt=0, description="Least number of ivf lists that a search reads.")
-    hnsw: HNSWSettings = Field(HNSWSettings(), description="The graph, with kind hnsw.")
-    lists: int | None = Field(None, gt=0, description="Lists of an ivf index; default: 4 * sqrt(vectors).")
-    stages: int = Field(16, gt=0, description="Largest number of stages of a search.")
-    stage_ms: float = Field(
-        3.0, gt=0, description="Shortest expected time of a stage. A search below two of them has one stage."
-    )
+    hnsw: HNSWSettings = Field(HNSWSettings(), description="Searches of the graph, with kind hnsw.")
+    tuning: ClassVar[IndexTuning] = IndexTuning()
 
 
 class NoRerankerSettings(BaseModel):
@@ -144,9 +128,8 @@ class RerankStageSettings(BaseModel):
     timeout_s: float = Field(
         1.0, gt=0, description="Longest wait for the reranker in seconds. Then the results are not reranked."
     )
-    pause_s: float = Field(
-        5.0, ge=0, description="How long the reranker is not asked after it did not answer, in seconds."
-    )
+    pause_s: ClassVar[float] = 5.0
+    """How long the reranker is not asked after it did not answer, in seconds."""
 
 
 class EndpointRerankerSettings(RerankStageSettings):
@@ -159,7 +142,6 @@ class EndpointRerankerSettings(RerankStageSettings):
     )
     model: str | None = Field(None, description="Name of the model at the endpoint, with the shape cohere.")
     api_key: SecretStr | None = Field(None, description="API key, sent as a bearer token.")
-    connections: int = Field(32, gt=0, description="Requests at once.")
 
 
 class CrossEncoderSettings(RerankStageSettings):
@@ -171,21 +153,11 @@ class CrossEncoderSettings(RerankStageSettings):
     device: str = Field("cpu", description="Device that runs the model.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights.")
     max_sequence: int = Field(512, gt=2, description="Longest query and text in tokens. The rest is cut off.")
-    batch_texts: int = Field(32, gt=0, description="Texts that are scored at once.")
 
 
 RerankerSettings = Annotated[
     NoRerankerSettings | EndpointRerankerSettings | CrossEncoderSettings, Field(discriminator="kind")
 ]
-
-
-class RetrySettings(BaseModel):
-    """How background work is retried after a failure."""
-
-    model_config = _FIXED
-
-    retry_first_s: float = Field(1.0, gt=0, description="First pause before a failed group is retried.")
-    retry_max_s: float = Field(60.0, gt=0, description="Longest such pause. Each is twice the previous one.")
 
 
 class LlmSettings(BaseModel):
@@ -197,15 +169,18 @@ class LlmSettings(BaseModel):
     model: str = Field(description="Name of the model at the endpoint.")
     api_key: SecretStr | None = Field(None, description="API key, sent as a bearer token.")
     timeout_s: float = Field(60.0, gt=0, description="Timeout of a request in seconds.")
-    max_retries: int = Field(3, ge=0, description="Retries of a failed request.")
+    max_retries: ClassVar[int] = 3
+    """How often a failed request is repeated."""
     concurrency: int = Field(4, gt=0, description="Requests at once.")
     max_tokens: int = Field(1024, gt=0, description="Longest answer in tokens. Of a longer one, its beginning is read.")
     structured: bool = Field(True, description="Whether answers have to follow a JSON schema, by response_format.")
     extra_body: dict[str, Any] = Field({}, description="Fields to add to each request, such as those of vLLM.")
 
 
-class GraphSettings(RetrySettings):
+class GraphSettings(BaseModel):
     """Whether collections have a graph, and what reads it from their documents."""
+
+    model_config = _FIXED
 
     kind: Literal["none", "given", "rules", "llm"] = Field(
         "none",
@@ -227,13 +202,11 @@ class GraphSettings(RetrySettings):
         return self
 
 
-class IngestSettings(RetrySettings):
-    """How ingestion groups documents. A group is committed as a whole, while searches continue."""
+class IngestSettings(BaseModel):
+    """How much ingestion keeps."""
 
-    group_documents: int = Field(512, gt=0, description="Largest number of documents in a group.")
-    group_bytes: int = Field(
-        256 * 1024, gt=0, description="Largest size of a group, unless a single document is larger."
-    )
+    model_config = _FIXED
+
     max_queued_documents: int = Field(
         100_000, gt=0, description="Largest number of queued documents. While it is reached, uploads are refused."
     )
@@ -280,10 +253,10 @@ class RetrieverSettings(BaseModel):
     ingest: IngestSettings = Field(IngestSettings(), description="How documents are ingested.")
     loaders: LoaderSettings = Field(LoaderSettings(), description="Limits for reading a document.")
     shards: ShardSettings = Field(ShardSettings(), description="How documents are distributed over several retrievers.")
-    search_threads: int = Field(4, gt=0, description="Searches that run concurrently.")
     max_database_bytes: int | None = Field(
         None, gt=0, description="Largest size of the database file. At the limit, uploads fail as on a full disk."
     )
+    pace: ClassVar[Pace] = Pace()
 
     @model_validator(mode="after")
     def _graph_in_one_shard(self) -> Self:

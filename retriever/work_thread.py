@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from protocol.errors import RagtreeError
-from retriever.settings import RetrySettings
+from retriever.pace import Pace
 
 _log = structlog.get_logger(__name__)
 
@@ -22,13 +22,13 @@ class WorkThread:
         self,
         work: str,
         do_next: Callable[[], bool],
-        settings: RetrySettings,
+        pace: Pace,
         warm_up: Callable[[], None],
         wake: threading.Event,
     ) -> None:
         self._work = work
         self._do_next = do_next
-        self._settings = settings
+        self._pace = pace
         self._warm_up = warm_up
         self._work_available = wake
         self._stop = threading.Event()
@@ -68,7 +68,7 @@ class WorkThread:
 
     def _run(self) -> None:
         self._warm_up()
-        pause = self._settings.retry_first_s
+        pause = self._pace.retry_first_s
         while True:
             self._work_available.clear()
             # After clearing: closing may have set the event just before, and nobody would set it again.
@@ -76,7 +76,7 @@ class WorkThread:
                 return
             try:
                 while not self._stop.is_set() and self._next():
-                    pause = self._settings.retry_first_s
+                    pause = self._pace.retry_first_s
             except Exception as error:
                 if self._stop.is_set():
                     # What the call needs may be closed already.
@@ -86,7 +86,7 @@ class WorkThread:
                 self._work_available.wait()
                 continue
             self._stop.wait(pause)
-            pause = min(2 * pause, self._settings.retry_max_s)
+            pause = min(2 * pause, self._pace.retry_max_s)
 
     def _log_failure(self, error: Exception, pause: float) -> None:
         if isinstance(error, RagtreeError):

@@ -118,9 +118,15 @@ def config_file() -> Path | None:
 def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
     """Each option that is not valid, and why."""
     for fault in error.errors():
-        name = ".".join(map(str, fault["loc"]))
-        dropped = DROPPED_OPTIONS.get(name)
-        yield name, fault["msg"] if dropped is None else f"there is no such option any more: {dropped}"
+        place = [str(part) for part in fault["loc"]]
+        name = ".".join(place)
+        # Options of one kind of a part are written without the kind: retriever.embedder.max_retries.
+        written = ".".join(place[:2] + place[3:])
+        dropped = next((each for each in (name, written) if each in DROPPED_OPTIONS), None)
+        if dropped is None:
+            yield name, fault["msg"]
+        else:
+            yield dropped, f"there is no such option any more: {DROPPED_OPTIONS[dropped]}"
 
 
 def load_config() -> Config:

@@ -18,6 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from examine.measuring.progress import Progress
+from ragtree_lab.measuring.tuned_index import tuned
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained, VectorIndex
 from retriever.index.hnsw import HNSWIndex
@@ -127,11 +128,9 @@ class RetrievalBenchmark:
         rows = []
         for done, ratio in enumerate(ratios, start=1):
             probes = math.ceil(self._lists * ratio)
-            fields = {"probe_share": ratio, "min_probes": 1, "stage_ms": _NO_TIME_MS}
-            staged = [
-                IVFIndex(index, Trained(count), self._settings.model_copy(update={**fields, "stages": most}))
-                for most in stages
-            ]
+            settings = self._settings.model_copy(update={"probe_share": ratio})
+            tuning = settings.tuning._replace(min_probes=1, stage_ms=_NO_TIME_MS)
+            staged = [IVFIndex(index, Trained(count), tuned(settings, tuning._replace(stages=most))) for most in stages]
             parameters = faiss.SearchParametersIVF(nprobe=probes)  # type: ignore[call-arg]
             oneshot, *ours = self._in_turn([self._oneshot(index, parameters), *map(self._staged, staged)])
             rows += [self._row(ratio, most, oneshot, mine) for most, mine in zip(stages, ours, strict=True)]
@@ -139,15 +138,15 @@ class RetrievalBenchmark:
         return rows
 
     def _graph(self) -> HNSWRow:
-        beam = self._settings.hnsw.beam
+        beam, tuning = self._settings.hnsw.beam, self._settings.tuning
         count, dimension = self._vectors.shape
-        graph = faiss.IndexHNSWFlat(dimension, self._settings.hnsw.links, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = self._settings.hnsw.build_beam
+        graph = faiss.IndexHNSWFlat(dimension, tuning.links, faiss.METRIC_INNER_PRODUCT)
+        graph.hnsw.efConstruction = tuning.build_beam
         index: Any = faiss.IndexIDMap2(graph)
         self._progress("linking the graph", 0, 1)
         index.add_with_ids(self._vectors, np.arange(count))
         self._progress("linking the graph", 1, 1)
-        staged = HNSWIndex(index, Trained(count), self._settings.model_copy(update={"stage_ms": _NO_TIME_MS}))
+        staged = HNSWIndex(index, Trained(count), tuned(self._settings, tuning._replace(stage_ms=_NO_TIME_MS)))
         parameters = faiss.SearchParametersHNSW(efSearch=beam)  # type: ignore[attr-defined]
         oneshot, ours = self._in_turn([self._oneshot(index, parameters), self._staged(staged)])
         _, truth = faiss.knn(self._queries, self._vectors, self._k, faiss.METRIC_INNER_PRODUCT)

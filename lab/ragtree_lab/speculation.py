@@ -43,9 +43,11 @@ from protocol.plans import DocumentOrder
 from protocol.prompts import ChatMessage
 from protocol.retrieval import SearchKind, SearchRequest
 from ragtree_lab.measuring.fixed_instances import FixedInstances
+from ragtree_lab.measuring.tuned_index import tuned
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors
 from ragtree_lab.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from retriever.build import build_retriever
+from retriever.index.tuning import IndexTuning
 from retriever.retriever import Retriever
 from retriever.settings import ChunkSettings, IndexSettings, RetrieverSettings
 
@@ -159,7 +161,7 @@ class _Parts(msgspec.Struct, frozen=True):
 class SpeculationBenchmark:
     """Asks questions of a corpus of vectors in ``folder``, which is filled once and kept.
 
-    ``stage_ms`` overrides the least time of a search stage.
+    ``stage_ms`` is the shortest expected time of a search stage, in milliseconds.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class SpeculationBenchmark:
         folder: Path,
         profiles: Path,
         progress: Progress,
-        stage_ms: float | None = None,
+        stage_ms: float = IndexSettings.tuning.stage_ms,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -177,7 +179,7 @@ class SpeculationBenchmark:
         self._controller_settings = ControllerSettings()
         self._embedder = VectorEmbedder(SyntheticVectors(settings.vectors, settings.dimension, settings.seed))
         self._numbers = count()
-        self._staging = {} if stage_ms is None else {"stage_ms": stage_ms}
+        self._tuning = IndexTuning(lists=settings.lists, min_probes=1, stage_ms=stage_ms)
 
     async def prepare(self) -> None:
         """Fill the corpus. The first time takes minutes."""
@@ -274,7 +276,7 @@ class SpeculationBenchmark:
         return RateRow(rate, means, tails, tails.on / tails.off, len(tried) / total, confirmed / total)
 
     def _lists(self, ratio: float) -> IndexSettings:
-        return IndexSettings(kind="ivf", lists=self._settings.lists, probe_share=ratio, min_probes=1, **self._staging)
+        return tuned(IndexSettings(kind="ivf", probe_share=ratio), self._tuning)
 
     async def _warm(self, asker: "_Asker") -> None:
         self._controller_settings.speculation = True

@@ -6,6 +6,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
+from varied import varied
 from workload_files import write_lines
 
 from protocol.errors import ConfigError
@@ -13,14 +14,11 @@ from protocol.retrieval import SearchKind
 from ragtree_lab.recall import RecallBenchmark
 from ragtree_lab.workloads.datasets import Dataset
 from retriever.embedding.hashing import HashingEmbedder
-from retriever.settings import HashingSettings, IndexSettings, IngestSettings, RetrieverSettings
+from retriever.settings import HashingSettings, IndexSettings, RetrieverSettings
 
-EMBEDDER = HashingSettings(dimension=64)
 # The search probes one of a hundred lists, so it misses most neighbours.
-POOR = IndexSettings(ivf_threshold=64, probe_share=0.01, min_probes=1)
-SETTINGS = RetrieverSettings(
-    embedder=EMBEDDER, index=POOR, ingest=IngestSettings(retry_first_s=0.01, group_documents=64)
-)
+POOR = varied(IndexSettings, ivf_threshold=64, probe_share=0.01, min_probes=1)
+SETTINGS = varied(RetrieverSettings, embedder=HashingSettings(), index=POOR, group_documents=64)
 WORDS = [f"word{number}" for number in range(300)]
 
 
@@ -51,7 +49,7 @@ def recall(dataset, folder, progress=lambda *step: None, sample=10_000):
 
 
 def test_exact_recall_uses_all_inner_products_despite_a_saved_index(tales, tmp_path):
-    embedder = HashingEmbedder(EMBEDDER)
+    embedder = HashingEmbedder()
     documents, questions = list(tales.documents()), list(tales.questions())
     vectors = embedder.embed_documents([document.text for document in documents])
     found = 0

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from varied import varied
 
 from ragtree_lab.retrieval import RetrievalBenchmark
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors
-from retriever.settings import HNSWSettings, IndexSettings
+from retriever.settings import IndexSettings
 
-SETTINGS = IndexSettings(hnsw=HNSWSettings(links=4, build_beam=40, beam=48))
+SETTINGS = varied(IndexSettings, links=4, build_beam=40, hnsw={"beam": 48})
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from retriever.graph.graph_viewer import GraphViewer
 from retriever.graph.group_reader import GroupReader
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.graph.subgraph_reader import SubgraphReader
+from retriever.pace import Pace
 from retriever.search.searcher import Searcher
 from retriever.settings import GraphSettings
 from retriever.store.facts import Facts
@@ -29,6 +30,7 @@ class GraphParts(NamedTuple):
 
 def build_graph(
     settings: GraphSettings,
+    pace: Pace,
     store: Store,
     searcher: Searcher,
     embedder: Embedder,
@@ -47,7 +49,7 @@ def build_graph(
     catalog = GraphCatalog(database, facts, embedder.dimension)
     groups = GroupReader(database, facts, extractor)
     indexer = GraphIndexer(database, chunks, facts, groups, extractor.fingerprint, embedder, catalog)
-    thread = WorkThread("graph", indexer.index_next, settings, lower_priority, threading.Event())
+    thread = WorkThread("graph", indexer.index_next, pace, lower_priority, threading.Event())
     viewer = GraphViewer(documents, chunks, facts, GraphOutline(), catalog, extractor.fingerprint)
     return GraphParts(
         RetrieverGraph(catalog, indexer, thread, viewer),

@@ -50,7 +50,7 @@ class IndexBuilder:
         """Return the kind of index for ``count`` vectors. Without vectors only flat can be built."""
         kind = self._settings.kind
         if kind == "auto":
-            kind = "flat" if count < self._settings.ivf_threshold else "ivf"
+            kind = "flat" if count < self._settings.tuning.ivf_threshold else "ivf"
         if not count:
             return "flat"
         return "mapped" if kind == "ivf" and count * self._vector_bytes > self._settings.on_disk_bytes else kind
@@ -103,7 +103,7 @@ class IndexBuilder:
         return len(missing) + len(stale)
 
     def _build_mapped(self, transaction: Transaction, collection: int, live: Ids) -> MappedIVFIndex:
-        sample_size = POINTS_PER_LIST * (self._settings.lists or math.ceil(4 * math.sqrt(len(live))))
+        sample_size = POINTS_PER_LIST * (self._settings.tuning.lists or math.ceil(4 * math.sqrt(len(live))))
         # Sample evenly over all ids, because neighbouring chunks are often similar.
         _, sample = self._vectors(transaction, live[:: max(1, len(live) // sample_size)])
 

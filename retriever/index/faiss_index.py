@@ -35,7 +35,7 @@ class FaissIndex:
         self._clock = clock
         self._version = 0
         # Filtered searches have their own planner, because skipping vectors is faster.
-        self._planners = {filtered: StagePlanner(settings) for filtered in (False, True)}
+        self._planners = {filtered: StagePlanner(settings.tuning) for filtered in (False, True)}
 
     @property
     def size(self) -> int:

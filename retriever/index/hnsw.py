@@ -45,8 +45,8 @@ class HNSWIndex(FaissIndex):
         cls, ids: Ids, vectors: Vector, settings: IndexSettings, clock: Callable[[], float] = perf_counter
     ) -> "HNSWIndex":
         """Build an index of these vectors, [n, dimension]."""
-        graph = faiss.IndexHNSWFlat(vectors.shape[1], settings.hnsw.links, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = settings.hnsw.build_beam
+        graph = faiss.IndexHNSWFlat(vectors.shape[1], settings.tuning.links, faiss.METRIC_INNER_PRODUCT)
+        graph.hnsw.efConstruction = settings.tuning.build_beam
         index: Any = faiss.IndexIDMap2(graph)
         index.add_with_ids(vectors, ids)
         return cls(index, Trained(len(ids)), settings, clock)
@@ -64,7 +64,7 @@ class HNSWIndex(FaissIndex):
     @property
     def needs_rebuild(self) -> bool:
         """Whether the share of removed vectors exceeds the limit."""
-        return len(self._removed) > self._settings.removed_share * int(self._index.ntotal)
+        return len(self._removed) > self._settings.tuning.removed_share * int(self._index.ntotal)
 
     def remove(self, ids: Ids) -> None:
         """Skip these vectors from now on. Unknown ids are ignored."""
@@ -80,7 +80,7 @@ class HNSWIndex(FaissIndex):
             # If only some vectors are allowed, widen the beam so that it holds as many allowed ones.
             beam = math.ceil(max(most, self._settings.hnsw.beam) * self._index.ntotal / max(1, candidates))
         planner = self._planners[allowed is not None]
-        if candidates <= beam * 2 * self._settings.hnsw.links:
+        if candidates <= beam * 2 * self._settings.tuning.links:
             scan = partial(self._scan_all, row, allowed)
             slices = [Slice(0, candidates)]
             return self._staged(most, slices, version, lambda _begin, _end, *into: scan(*into), planner, units=0)

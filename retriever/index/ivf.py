@@ -40,9 +40,9 @@ class IVFIndex(IVFBase):
     @property
     def needs_rebuild(self) -> bool:
         """Whether it has grown, shrunk or become uneven beyond the limits."""
-        growth = self._settings.retrain_growth
+        growth, imbalance = self._settings.tuning.retrain_growth, self._settings.tuning.retrain_imbalance
         fits = self.trained.vectors / growth < self.size < self.trained.vectors * growth
-        drifted = self._index.invlists.imbalance_factor() >= self.trained.imbalance * self._settings.retrain_imbalance
+        drifted = self._index.invlists.imbalance_factor() >= self.trained.imbalance * imbalance
         return not fits or drifted
 
     def ids(self) -> Ids:

@@ -65,7 +65,7 @@ class IVFBase(FaissIndex):
 
     def _probes(self, k: int, size: int, candidates: int) -> int:
         """Return how many lists to read, so that they hold many times ``k`` candidates."""
-        share = max(self._settings.probe_share, self._settings.min_probes / self._lists)
+        share = max(self._settings.probe_share, self._settings.tuning.min_probes / self._lists)
         # With a small share and a large k, the lists might hold fewer than k vectors.
         share = max(share, 4 * k / max(1, size))
         thinned = share * size / max(1, candidates)
@@ -74,7 +74,7 @@ class IVFBase(FaissIndex):
 
 def trained_lists(count: int, sample: Vector, settings: IndexSettings) -> Any:  # noqa: ANN401 - as Faiss's stubs are
     """Train centroids for ``count`` vectors on a sample, [n, dimension], n > 0, and return the empty lists."""
-    lists = min(len(sample), settings.lists or math.ceil(4 * math.sqrt(count)))
+    lists = min(len(sample), settings.tuning.lists or math.ceil(4 * math.sqrt(count)))
     dimension = sample.shape[1]
     index: Any = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
     index.cp.spherical = True

@@ -58,7 +58,8 @@ class MappedIVFIndex(IVFBase):
     @property
     def needs_rebuild(self) -> bool:
         """Whether the share of added and removed vectors exceeds the limit."""
-        return len(self._removed) + int(self._index.ntotal) > self._settings.removed_share * len(self._mapped_ids)
+        changed = len(self._removed) + int(self._index.ntotal)
+        return changed > self._settings.tuning.removed_share * len(self._mapped_ids)
 
     def remove(self, ids: Ids) -> None:
         """Remove vectors from memory, or skip them in the file. Unknown ids are ignored."""

@@ -4,7 +4,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from retriever.settings import IndexSettings
+from retriever.index.tuning import IndexTuning
 
 _LATEST_WEIGHT = 0.2
 
@@ -16,14 +16,14 @@ class StagePlanner:
     candidate of a beam.
     """
 
-    def __init__(self, settings: IndexSettings) -> None:
-        self._settings = settings
+    def __init__(self, tuning: IndexTuning) -> None:
+        self._tuning = tuning
         self._seconds_per_unit = 0.0
 
     def stages(self, units: int) -> int:
         """Return the number of stages for this work: one while nothing is known or if it is too short to cut."""
         expected_ms = 1000 * units * self._seconds_per_unit
-        return max(1, min(self._settings.stages, int(expected_ms / self._settings.stage_ms)))
+        return max(1, min(self._tuning.stages, int(expected_ms / self._tuning.stage_ms)))
 
     def learn(self, units: int, seconds: float) -> None:
         """Record how long some work took."""

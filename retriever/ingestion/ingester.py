@@ -16,7 +16,7 @@ from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.long_document import LongDocument
-from retriever.settings import IngestSettings
+from retriever.pace import Pace
 from retriever.store.attempts import Attempts
 from retriever.store.incoming_document import IncomingDocument
 from retriever.store.jobs import ItemResult, JobItem
@@ -56,7 +56,7 @@ class Ingester:
         preparer: ChunkPreparer,
         catalog: IndexCatalog,
         committer: Committer,
-        settings: IngestSettings,
+        pace: Pace,
         counts: IngestCounts,
     ) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class Ingester:
         self._preparer = preparer
         self._catalog = catalog
         self._committer = committer
-        self._settings = settings
+        self._pace = pace
         self._counts = counts
         self._long: LongDocument | None = None
         self._long_is_next = False
@@ -123,8 +123,8 @@ class Ingester:
                 group = self._store.jobs.next_group(
                     transaction,
                     tenant,
-                    self._settings.group_documents,
-                    self._settings.group_bytes,
+                    self._pace.group_documents,
+                    self._pace.group_bytes,
                     suspects,
                     only_short=self._long is not None,
                 )
@@ -170,7 +170,7 @@ class Ingester:
             self._ingest_part(self._long)
             return
         queued, unchanged = self._read(group)
-        if len(group) == 1 and queued and group[0].bytes > self._settings.group_bytes:
+        if len(group) == 1 and queued and group[0].bytes > self._pace.group_bytes:
             self._long = LongDocument(self._store.database, self._store.jobs, self._staged, self._preparer, *queued[0])
             self._ingest_part(self._long)
             return

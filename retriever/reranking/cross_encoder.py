@@ -10,6 +10,9 @@ from protocol.errors import ConfigError, RerankFailed
 from retriever.reranking.base import Scores
 from retriever.settings import CrossEncoderSettings
 
+_BATCH_TEXTS = 32
+"""Texts that are scored at once."""
+
 
 class CrossEncoderReranker:
     """Runs a model that reads a query and a text together. Raises ConfigError if the model cannot be loaded.
@@ -19,7 +22,6 @@ class CrossEncoderReranker:
     """
 
     def __init__(self, settings: CrossEncoderSettings) -> None:
-        self._batch_texts = settings.batch_texts
         try:
             self._model = CrossEncoder(
                 settings.model,
@@ -51,5 +53,5 @@ class CrossEncoderReranker:
 
     def _predict(self, query: str, texts: Sequence[str]) -> list[float]:
         pairs = [(query, text) for text in texts]
-        scores = self._model.predict(pairs, batch_size=self._batch_texts, show_progress_bar=False)
+        scores = self._model.predict(pairs, batch_size=_BATCH_TEXTS, show_progress_bar=False)
         return [float(score) for score in scores]

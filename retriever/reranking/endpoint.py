@@ -16,6 +16,9 @@ from retriever.settings import EndpointRerankerSettings
 _LONGEST_REPLY = 4 * 1024 * 1024
 """In bytes. Some endpoints send the texts back."""
 
+_CONNECTIONS = 32
+"""Requests at once."""
+
 _OVERLOADED = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 
@@ -37,7 +40,7 @@ class EndpointReranker:
             self._client = httpx.AsyncClient(
                 headers=headers,
                 timeout=settings.timeout_s,
-                limits=httpx.Limits(max_connections=settings.connections),
+                limits=httpx.Limits(max_connections=_CONNECTIONS),
             )
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise ConfigError(f"the rerank endpoint cannot be used: {error}") from error

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from varied import varied
+
 from retriever.settings import LlmSettings
 
 Body = dict[str, Any]
@@ -99,7 +101,8 @@ class ChatServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def settings(self, **changes: Any) -> LlmSettings:
-        return LlmSettings(**{"base_url": self.url, "model": "m", "timeout_s": 30, "max_retries": 0, **changes})
+        usual = {"base_url": self.url, "model": "m", "timeout_s": 30, "max_retries": 0}
+        return varied(LlmSettings, **{**usual, **changes})
 
     def close(self) -> None:
         self.released.set()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from varied import varied
+
 from retriever.settings import EndpointRerankerSettings
 
 Body = dict[str, Any]
@@ -78,9 +80,8 @@ class RerankServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def settings(self, **changes: Any) -> EndpointRerankerSettings:
-        return EndpointRerankerSettings(
-            **{"url": self.url, "shape": "cohere", "model": "m", "timeout_s": 20, **changes}
-        )
+        usual = {"url": self.url, "shape": "cohere", "model": "m", "timeout_s": 20}
+        return varied(EndpointRerankerSettings, **{**usual, **changes})
 
     def close(self) -> None:
         self.released.set()

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from reportlab.pdfgen.canvas import Canvas
+from varied import varied
 
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
@@ -16,15 +17,15 @@ from retriever.build import build_retriever
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.index.builder import AnyIndex
 from retriever.retriever import Retriever
-from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
+from retriever.settings import HashingSettings, IndexSettings, RetrieverSettings
 
 TENANT = "acme"
-QUICK = IngestSettings(retry_first_s=0.01, retry_max_s=0.05)
 
 
 def settings(**changes: Any) -> RetrieverSettings:
     # Dense unless a test is about words: the hashing embedder makes scores that can be told beforehand.
-    return RetrieverSettings(**{"embedder": HashingSettings(), "ingest": QUICK, "search": SearchKind.DENSE, **changes})
+    usual = {"embedder": HashingSettings(), "search": SearchKind.DENSE, "retry_first_s": 0.01, "retry_max_s": 0.05}
+    return varied(RetrieverSettings, **{**usual, **changes})
 
 
 @asynccontextmanager
@@ -87,7 +88,7 @@ def ids(candidates: CandidateSet) -> list[str]:
     return [chunk.document_id for chunk in candidates.docs]
 
 
-SMALL = {"index": {"ivf_threshold": 32, "probe_share": 1.0}, "chunks": {"size": 16, "overlap": 0}}
+SMALL = {"index": varied(IndexSettings, ivf_threshold=32, probe_share=1.0), "chunks": {"size": 16, "overlap": 0}}
 """With these settings a few documents need a trained index, and a short document has several chunks."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever_cases import TENANT, running
+from varied import varied
 
 from protocol.errors import RagtreeError
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
@@ -56,7 +57,7 @@ class ScriptedShard:
 
 
 def sharded(*shards: ScriptedShard, **settings: Any) -> ShardedRetriever:
-    return ShardedRetriever(shards, ShardSettings(count=len(shards), **settings), ready_within_s=0.05)
+    return ShardedRetriever(shards, varied(ShardSettings, count=len(shards), **settings), ready_within_s=0.05)
 
 
 async def sets_of(retriever: ShardedRetriever, request: SearchRequest = REQUEST) -> list[CandidateSet]:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from structlog.testing import capture_logs
 
 from protocol.errors import Unavailable
-from retriever.settings import RetrySettings
+from retriever.pace import Pace
 from retriever.work_thread import WorkThread
 
-QUICK = RetrySettings(retry_first_s=0.001, retry_max_s=0.001)
+QUICK = Pace(retry_first_s=0.001, retry_max_s=0.001)
 
 
 @contextmanager

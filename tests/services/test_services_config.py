@@ -69,10 +69,19 @@ def test_kv_generators_on_cpus_beside_gpus_need_neutral_pages(monkeypatch):
     assert load_config().generator.kv.page_layout == "neutral"
 
 
+KINDS = {
+    "retriever.embedder.dimension": "hashing",
+    "retriever.embedder.max_retries": "openai",
+    "retriever.reranker.batch_texts": "cross-encoder",
+    "retriever.reranker.connections": "endpoint",
+    "retriever.reranker.pause_s": "cross-encoder",
+}
+
+
 @pytest.mark.parametrize("name", DROPPED_OPTIONS)
 def test_an_option_that_is_gone_is_refused_with_what_it_is_now(elsewhere, name):
-    part, *rest = name.split(".")
-    options: object = 1
+    part, *rest, last = name.split(".")
+    options: object = {last: 1, **({"kind": KINDS[name]} if name in KINDS else {})}
     for field in reversed(rest):
         options = {field: options}
     (elsewhere / "ragtree.yaml").write_text(json.dumps({part: options}))

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.ray
 SHARDED = {
     **FAKE,
     "RAGTREE_RETRIEVER__SHARDS__COUNT": "2",
-    "RAGTREE_RETRIEVER__SHARDS__TIMEOUT_S": "2",
     "RAGTREE_RETRIEVER__SHARDS__ON_LOST": "partial",
 }
 DOCUMENTS = {f"country {number}": f"The capital of country {number} is city {number}." for number in range(20)}

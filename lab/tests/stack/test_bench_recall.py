@@ -28,7 +28,7 @@ def test_recall_is_measured_against_exact_search(tmp_path):
     environment = {
         **HASHING,
         "RAGTREE_CACHE_DIR": str(tmp_path / "cache"),
-        "RAGTREE_RETRIEVER__INDEX__IVF_THRESHOLD": "30",
+        "RAGTREE_RETRIEVER__INDEX__KIND": "ivf",
     }
     asked = ["bench", "recall", "--dataset", "made-up", "--data", ".", "--json"]
     ran = command(*asked, cwd=tmp_path, **environment)

@@ -8,12 +8,12 @@ from workload_files import write_lines
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.question_sets import QuestionSet
 from ragtree_lab.workloads.topics import TopicDraw
-from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
+from retriever.settings import HashingSettings, RetrieverSettings
 
 COLOURS = ["amber", "beige", "coral", "denim", "ebony", "frost"]
 PLACES = ["harbour", "island", "jungle", "kingdom", "lagoon"]
 TITLES = [f"{colour} {place}" for colour, place in product(COLOURS, PLACES)]
-HASHING = RetrieverSettings(embedder=HashingSettings(), ingest=IngestSettings(retry_first_s=0.01))
+HASHING = RetrieverSettings(embedder=HashingSettings())
 
 
 @pytest.fixture

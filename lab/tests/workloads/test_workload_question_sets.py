@@ -11,12 +11,12 @@ from protocol.errors import ConfigError
 from ragtree_lab.workloads import question_sets
 from ragtree_lab.workloads.by_name import open_workload
 from ragtree_lab.workloads.question_sets import QuestionSet, estimated_tokens
-from retriever.settings import HashingSettings, IngestSettings, RetrieverSettings
+from retriever.settings import HashingSettings, RetrieverSettings
 
 COLOURS = ["amber", "beige", "coral", "denim", "ebony", "frost"]
 PLACES = ["harbour", "island", "jungle", "kingdom", "lagoon"]
 TITLES = [f"{colour} {place}" for colour, place in product(COLOURS, PLACES)]
-HASHING = RetrieverSettings(embedder=HashingSettings(), ingest=IngestSettings(retry_first_s=0.01))
+HASHING = RetrieverSettings(embedder=HashingSettings())
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_changed_retrieval_inputs_cause_a_new_search(opened, data, searches, cha
     if change == "top_k":
         options = {"top_k": 4}
     elif change == "embedder":
-        options = {"retriever": HASHING.model_copy(update={"embedder": HashingSettings(dimension=64)})}
+        options = {"retriever": HASHING.model_copy(update={"embedder": HashingSettings(max_tokens=64)})}
     elif change == "questions":
         write_lines(data / "tales" / "questions.jsonl.gz", [{"qid": "1", "question": "What about ebony?"}])
     else:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from gateway_fakes import MODEL
+from varied import varied
 
 from protocol.errors import InvalidRequest, Overloaded, Unavailable
 from protocol.graph import Triplet
@@ -19,7 +20,8 @@ BORN = Triplet("Marie Curie", "was born in", "Warsaw")
 def extract(live):
     """Read a chunk by the model of this stack, whose fake engine always answers with BORN."""
     live.stack.generator.words = (json.dumps({"triplets": [BORN._asdict()]}),)
-    extractor = LlmExtractor(LlmSettings(base_url=f"{live.url}/v1", model=MODEL, max_retries=0, max_tokens=64))
+    settings = varied(LlmSettings, base_url=f"{live.url}/v1", model=MODEL, max_tokens=64, max_retries=0)
+    extractor = LlmExtractor(settings)
     source = GraphSource("Marie Curie was born in Warsaw.", "Marie Curie")
     yield lambda: asyncio.to_thread(extractor.extract, [source])
     extractor.close()

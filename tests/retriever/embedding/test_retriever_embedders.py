@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from varied import varied
 
 from protocol.errors import ConfigError, InvalidRequest, Unavailable
 from retriever.embedding.factory import build_embedder
@@ -68,7 +69,8 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def openai(server: Endpoint, **changes) -> OpenAISettings:
-    return OpenAISettings(**{"model": "m", "base_url": server.url, "api_key": "key", "batch_size": 3, **changes})
+    usual = {"model": "m", "base_url": server.url, "api_key": "key", "batch_size": 3}
+    return varied(OpenAISettings, **{**usual, **changes})
 
 
 @pytest.fixture(scope="module", params=["hashing", "openai", "minilm"])
@@ -154,7 +156,7 @@ def test_threads_may_embed_at_once(embedder):
 
 def test_fingerprint_depends_only_on_the_embedder():
     assert HashingEmbedder().fingerprint == HashingEmbedder().fingerprint
-    assert HashingEmbedder().fingerprint != HashingEmbedder(HashingSettings(dimension=64)).fingerprint
+    assert HashingEmbedder().fingerprint != HashingEmbedder(varied(HashingSettings, dimension=64)).fingerprint
 
 
 def test_missing_model_is_a_config_error(tmp_path):

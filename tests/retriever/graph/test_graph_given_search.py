@@ -1,13 +1,13 @@
 """Searches over triplets that came with documents, through a real retriever."""
 
 import pytest
-from retriever_cases import QUICK, TENANT, ids, put, put_lines, running, search
+from retriever_cases import TENANT, ids, put, put_lines, running, search
 
 from protocol.errors import NoGraph
 from protocol.graph import GraphMode, GraphRequest, Triplet
 from retriever.settings import GraphSettings
 
-GIVEN = GraphSettings(kind="given", retry_first_s=QUICK.retry_first_s, retry_max_s=QUICK.retry_max_s)
+GIVEN = GraphSettings(kind="given")
 RULES = GIVEN.model_copy(update={"kind": "rules"})
 QUESTION = "Where does the river of the home of Zorblax end?"
 # The texts say nothing of what relates these names. So no extractor could have found it.

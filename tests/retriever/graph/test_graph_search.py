@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import pytest
-from retriever_cases import QUICK, TENANT, ids, put, put_lines, running, search
+from retriever_cases import TENANT, ids, put, put_lines, running, search
 
 from protocol.errors import NoDocuments, NoGraph
 from protocol.filters import Comparison
@@ -15,7 +15,7 @@ from retriever.embedding.hashing import HashingEmbedder
 from retriever.graph.extractors.rules_process import RulesProcess
 from retriever.settings import GraphSettings
 
-RULES = GraphSettings(kind="rules", retry_first_s=QUICK.retry_first_s, retry_max_s=QUICK.retry_max_s)
+RULES = GraphSettings(kind="rules")
 QUESTION = "Who is the child of the performer of Victim of Romance?"
 DOCUMENTS = [
     {"id": "album", "text": "Victim of Romance is an album by Michelle Phillips.", "attributes": {"kind": "music"}},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from capitals import Capitals
 from graph_cases import GraphStore
-from retriever_cases import QUICK, TENANT, put, running
+from retriever_cases import TENANT, put, running
 from sharded_cases import running_shards
 
 from protocol.documents import CollectionInfo
@@ -275,8 +275,7 @@ def test_tenants_and_collections_are_apart(store):
 
 
 async def test_a_retriever_shows_its_graphs_and_what_they_lack(tmp_path):
-    rules = GraphSettings(kind="rules", retry_first_s=QUICK.retry_first_s, retry_max_s=QUICK.retry_max_s)
-    async with running(tmp_path, graph=rules) as retriever:
+    async with running(tmp_path, graph=GraphSettings(kind="rules")) as retriever:
         await put(retriever, "a", "Michelle Phillips brought up Chynna Phillips.")
         await retriever.wait_for_graph()
         found = await retriever.view_graph(GraphRequest(TENANT, "default", ("michelle phillips",)))

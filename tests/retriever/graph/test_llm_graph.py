@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from chat_server import Body, ChatServer, Reply, chatting, passage_of, triplets
 from pydantic import ValidationError
-from retriever_cases import QUICK, TENANT, ids, put, running, search
+from retriever_cases import TENANT, ids, put, running, search
 from structlog.testing import capture_logs
 
 from protocol.errors import NoGraph
@@ -29,8 +29,7 @@ def answer(body: Body) -> Reply:
 
 @asynccontextmanager
 async def reading(folder, server: ChatServer, **changes) -> AsyncIterator[Retriever]:
-    pauses = {"retry_first_s": QUICK.retry_first_s, "retry_max_s": QUICK.retry_max_s}
-    async with running(folder, graph=GraphSettings(kind="llm", llm=server.settings(**changes), **pauses)) as retriever:
+    async with running(folder, graph=GraphSettings(kind="llm", llm=server.settings(**changes))) as retriever:
         yield retriever
 
 

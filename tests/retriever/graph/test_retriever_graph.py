@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from capitals import Capitals
 from graph_cases import GraphStore
-from retriever_cases import QUICK
 from structlog.testing import capture_logs
 
 from protocol.errors import Unavailable
 from retriever.graph.graph_viewer import GraphViewer
 from retriever.graph.retriever_graph import RetrieverGraph
+from retriever.pace import Pace
 from retriever.store.graph_outline import GraphOutline
 from retriever.work_thread import WorkThread
 
@@ -33,7 +33,7 @@ class Slow(Capitals):
 
 def graph_of(store: GraphStore) -> RetrieverGraph:
     viewer = GraphViewer(store.documents, store.chunks, store.facts, GraphOutline(), store.catalog, "capitals")
-    thread = WorkThread("graph", store.indexer.index_next, QUICK, lambda: None, threading.Event())
+    thread = WorkThread("graph", store.indexer.index_next, Pace(), lambda: None, threading.Event())
     return RetrieverGraph(store.catalog, store.indexer, thread, viewer)
 
 

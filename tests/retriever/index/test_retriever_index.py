@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from retriever_cases import index_of, put_lines, running
+from varied import varied
 
 from protocol.errors import InvalidRequest
 from retriever.index.base import Trained
@@ -86,14 +87,14 @@ def test_search_returns_only_allowed_ids(index, count):
 
 
 def test_few_allowed_ids_are_searched_exactly():
-    index = ivf(IndexSettings(probe_share=0.01, min_probes=1))
+    index = ivf(varied(IndexSettings, probe_share=0.01, min_probes=1))
     allowed = IDS[:12]
     for query in unit(20, seed=4):
         assert last(index, query, 5, allowed).ids.tolist() == truth(query, 5, allowed, VECTORS[:12])
 
 
 def test_large_k_is_filled_with_few_lists():
-    index = ivf(IndexSettings(probe_share=0.01, min_probes=1))
+    index = ivf(varied(IndexSettings, probe_share=0.01, min_probes=1))
     assert len(last(index, VECTORS[0], 300).ids) == 300
 
 
@@ -205,7 +206,7 @@ def test_searches_run_during_changes(index):
 
 
 def test_ivf_needs_a_rebuild_after_doubling_or_halving():
-    index = ivf(IndexSettings(retrain_growth=2))
+    index = ivf()
     index.add(np.arange(10_000, 10_799), unit(799, seed=7))
     assert not index.needs_rebuild
     index.add(np.array([20_000]), unit(1, seed=8))
@@ -217,18 +218,18 @@ def test_ivf_needs_a_rebuild_after_doubling_or_halving():
 
 
 def test_ivf_needs_a_rebuild_when_lists_become_uneven():
-    index = ivf(IndexSettings(retrain_growth=2))
+    index = ivf()
     index.add(np.arange(10_000, 10_700), VECTORS[:1] + 0.01 * unit(700, seed=7))
     assert index.needs_rebuild
 
 
 def test_hnsw_needs_a_rebuild_after_many_removals():
-    index = hnsw(IndexSettings(removed_share=0.25))
-    index.remove(IDS[:200])
+    index = hnsw()
+    index.remove(IDS[:160])
     assert not index.needs_rebuild
-    index.remove(IDS[:201])
+    index.remove(IDS[:161])
     assert index.needs_rebuild
-    assert index.size == 599
+    assert index.size == 639
 
 
 SAVED = SavedIndex("ivf", Trained(800, 1.5), b"an index\nof two lines")
@@ -266,7 +267,7 @@ def test_failed_save_keeps_only_the_old_file(tmp_path, monkeypatch):
 
 
 async def test_saved_index_is_loaded_only_if_its_kind_matches(tmp_path):
-    low, high = IndexSettings(ivf_threshold=64), IndexSettings(ivf_threshold=1000)
+    low, high = (varied(IndexSettings, ivf_threshold=threshold) for threshold in (64, 1000))
     async with running(tmp_path, index=low) as retriever:
         await put_lines(retriever, [{"id": f"d{number}", "text": f"tale {number}"} for number in range(100)])
         await retriever.wait_for_indexes()

@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from varied import varied
 
 from retriever.index.hnsw import HNSWIndex
-from retriever.settings import HNSWSettings, IndexSettings
+from retriever.settings import IndexSettings
 
-GRAPH = HNSWSettings(links=8, build_beam=60, beam=32)
+GRAPH = {"links": 8, "build_beam": 60, "hnsw": {"beam": 32}}
 COUNT = 3000
 
 
@@ -25,7 +26,7 @@ QUERIES = unit(60, seed=1)
 @pytest.fixture
 def index():
     """An index that uses two stages from its second search on."""
-    index = HNSWIndex.build(IDS, VECTORS, IndexSettings(hnsw=GRAPH), itertools.count().__next__)
+    index = HNSWIndex.build(IDS, VECTORS, varied(IndexSettings, **GRAPH), itertools.count().__next__)
     list(index.search(VECTORS[0], 1))
     return index
 
@@ -36,7 +37,7 @@ def share_found(found, query, k=10, among=slice(None)):
 
 
 def test_second_stage_equals_a_search_in_one_stage(index):
-    single = HNSWIndex.load(index.dump(), index.trained, IndexSettings(hnsw=GRAPH, stages=1))
+    single = HNSWIndex.load(index.dump(), index.trained, varied(IndexSettings, **GRAPH, stages=1))
     narrow_found, found = [], []
     for query in QUERIES:
         narrow, full = index.search(query, 10)

@@ -2,12 +2,13 @@
 
 import pytest
 from retriever_cases import TENANT, ids, index_of, put, put_lines, running, search, tales
+from varied import varied
 
 from retriever.index.base import Trained
 from retriever.index.mapped_ivf_files import MappedIVFFiles
 from retriever.settings import IndexSettings
 
-MAPPED = IndexSettings(ivf_threshold=32, probe_share=1.0, on_disk_bytes=1)
+MAPPED = varied(IndexSettings, ivf_threshold=32, probe_share=1.0, on_disk_bytes=1)
 TRAINED = Trained(3, 1.5)
 
 
@@ -92,14 +93,14 @@ async def test_large_collection_is_mapped_and_reconciled_at_restart(tmp_path):
             assert len(after.docs) == 300
             assert before.docs[0].document_id not in ids(after)
         (folder,) = (tmp_path / "indexes").iterdir()
-    async with running(tmp_path, index=IndexSettings(ivf_threshold=32)) as retriever:
+    async with running(tmp_path, index=varied(IndexSettings, ivf_threshold=32)) as retriever:
         assert index_of(retriever).kind == "ivf"
     assert [path.name for path in (tmp_path / "indexes").iterdir()] == ["1.index"]
 
 
 async def test_index_too_large_for_memory_moves_to_disk(tmp_path):
     # 150 vectors of 256 floats fit into memory, 200 do not.
-    chosen = IndexSettings(ivf_threshold=32, probe_share=1.0, on_disk_bytes=150 * 1024)
+    chosen = varied(IndexSettings, ivf_threshold=32, probe_share=1.0, on_disk_bytes=150 * 1024)
     async with running(tmp_path, index=chosen) as retriever:
         await put_lines(retriever, tales(0, 140))
         await retriever.wait_for_indexes()

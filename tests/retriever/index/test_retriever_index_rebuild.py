@@ -6,13 +6,14 @@ import threading
 
 import pytest
 from retriever_cases import TENANT, ids, index_of, live_ids, put, put_lines, running, search, settings, tales
+from varied import varied
 
 from retriever.build import build_retriever
 from retriever.index.builder import IndexBuilder
 from retriever.settings import IndexSettings
 
-SMALL = IndexSettings(ivf_threshold=32, probe_share=1.0, retrain_growth=1.3)
-MAPPED = SMALL.model_copy(update={"on_disk_bytes": 1})
+FEW = {"ivf_threshold": 32, "probe_share": 1.0, "retrain_growth": 1.3}
+SMALL = varied(IndexSettings, **FEW)
 
 
 class Gate:
@@ -78,7 +79,7 @@ async def test_index_becomes_flat_again_after_many_deletions(tmp_path):
 
 
 async def test_hnsw_is_rebuilt_without_removed_vectors(tmp_path):
-    async with running(tmp_path, index=IndexSettings(kind="hnsw", removed_share=0.3)) as retriever:
+    async with running(tmp_path, index=varied(IndexSettings, kind="hnsw", removed_share=0.3)) as retriever:
         await put_lines(retriever, tales(0, 60))
         await retriever.wait_for_indexes()
         before = index_of(retriever)
@@ -125,11 +126,11 @@ async def test_closing_during_a_build_discards_it(tmp_path, gate):
         assert index_of(retriever).ids().tolist() == live_ids(retriever)
 
 
-@pytest.mark.parametrize("kind", ["ivf", "mapped", "hnsw"])
-async def test_indexes_are_rebuilt_under_uploads_deletions_and_searches(tmp_path, kind):
-    chosen = (MAPPED if kind == "mapped" else SMALL).model_copy(update={"removed_share": 0.1, "stage_ms": 1e-6})
-    if kind == "hnsw":
-        chosen = chosen.model_copy(update={"kind": kind})
+@pytest.mark.parametrize(
+    ("kind", "options"), [("ivf", {}), ("mapped", {"on_disk_bytes": 1}), ("hnsw", {"kind": "hnsw"})]
+)
+async def test_indexes_are_rebuilt_under_uploads_deletions_and_searches(tmp_path, kind, options):
+    chosen = varied(IndexSettings, **FEW, removed_share=0.1, stage_ms=1e-6, **options)
     async with running(tmp_path, index=chosen) as retriever:
         await put(retriever, "sure", "a lighthouse in the fog")
         done = asyncio.Event()

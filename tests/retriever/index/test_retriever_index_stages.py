@@ -11,11 +11,13 @@ from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
+from varied import varied
 
 from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
 from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
 from retriever.index.stage_planner import StagePlanner, equal_slices
+from retriever.index.tuning import IndexTuning
 from retriever.settings import IndexSettings
 
 DIMENSION = 8
@@ -88,7 +90,7 @@ def test_last_stage_equals_a_search_in_one_stage(
     fields = {"probe_share": probe_share, "min_probes": 1, "lists": lists}
     indexes = []
     for most in (1, stages):
-        index = make(ids[:count], vectors[:count], IndexSettings(stages=most, **fields))
+        index = make(ids[:count], vectors[:count], varied(IndexSettings, stages=most, **fields))
         index.add(ids[count:], vectors[count:])
         index.remove(ids[:removed])
         indexes.append(index)
@@ -109,7 +111,7 @@ def test_last_stage_equals_a_search_in_one_stage(
 def test_equal_scores_are_ordered_by_id(make):
     """There are more ties than a stage first requests, and the lowest ids are added last."""
     ids = np.arange(3000, 0, -1)
-    index = make(ids, np.tile(np.eye(1, DIMENSION, dtype=np.float32), (3000, 1)), IndexSettings(stages=7))
+    index = make(ids, np.tile(np.eye(1, DIMENSION, dtype=np.float32), (3000, 1)), varied(IndexSettings, stages=7))
     for _ in range(3):
         *_, hits = index.search(np.eye(1, DIMENSION, dtype=np.float32)[0], 5)
         assert hits.ids.tolist() == [1, 2, 3, 4, 5]
@@ -127,7 +129,7 @@ CHANGES = {
 def test_change_between_stages_does_not_block_and_is_in_the_last_stage(make, change):
     draws = np.random.default_rng(5)
     vectors = vectors_of(draws, 1400, 1400)
-    index = make(np.arange(1000), vectors[:1000], IndexSettings(stages=4, probe_share=1.0))
+    index = make(np.arange(1000), vectors[:1000], varied(IndexSettings, stages=4, probe_share=1.0))
     list(index.search(vectors[0], 10))
     for first in (1, 2, 3):
         stages = index.search(vectors[0], 10)
@@ -140,7 +142,7 @@ def test_change_between_stages_does_not_block_and_is_in_the_last_stage(make, cha
         *_, last = stages
         *_, after = index.search(vectors[0], 10)
         assert_equal(last, after)
-        index = make(np.arange(1000), vectors[:1000], IndexSettings(stages=4, probe_share=1.0))
+        index = make(np.arange(1000), vectors[:1000], varied(IndexSettings, stages=4, probe_share=1.0))
         list(index.search(vectors[0], 10))
 
 
@@ -152,7 +154,7 @@ def test_slices_are_about_equal():
 
 
 def test_planner_cuts_a_search_by_its_expected_time():
-    planner = StagePlanner(IndexSettings(stages=6, stage_ms=10))
+    planner = StagePlanner(IndexTuning(stages=6, stage_ms=10))
     assert planner.stages(10**9) == 1
     planner.learn(1000, 0.1)
     assert [planner.stages(units) for units in (0, 10, 199, 200, 350, 10_000)] == [1, 1, 1, 2, 3, 6]

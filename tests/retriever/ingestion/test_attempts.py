@@ -50,7 +50,7 @@ async def test_a_document_that_kills_fails_after_three_attempts(tmp_path, run, t
         {"id": "beside", "text": "an elephant"},
         {"id": "long", "text": "words of a heron " * 5000},
     ]
-    changes = {"ingest": {"group_bytes": 2000}, "chunks": {"size": 64, "overlap": 0}}
+    changes = {"group_bytes": 2000, "chunks": {"size": 64, "overlap": 0}}
     assert (await asyncio.to_thread(run, tmp_path, documents, **changes))[0] == KILLED
     for _ in range(MOST_ATTEMPTS - 1):
         assert (await asyncio.to_thread(run, tmp_path, [], **changes))[0] == KILLED
@@ -91,7 +91,7 @@ class Exhausted(HashingEmbedder):
 
 @pytest.mark.parametrize("times", [1, 5000], ids=["in a group", "in parts"])
 async def test_too_little_memory_fails_a_document_at_once(tmp_path, times):
-    async with running(tmp_path, Exhausted(), ingest={"group_bytes": 2000}) as retriever:
+    async with running(tmp_path, Exhausted(), group_bytes=2000) as retriever:
         jobs = [
             await retriever.put_document(TENANT, "default", upload(name, text))
             for name, text in (("small", "one"), ("large", "large " * times), ("other", "two"))

@@ -52,7 +52,7 @@ def old_umask():
 
 
 async def test_user_supplied_names_never_become_file_names(tmp_path, old_umask):
-    data, index = tmp_path / "around" / "data", {"ivf_threshold": 8, "kind": "ivf"}
+    data, index = tmp_path / "around" / "data", {"kind": "ivf"}
     async with running(data, index=index) as retriever:
         await put(retriever, "plain", "plain words")
     plain = files_under(tmp_path)

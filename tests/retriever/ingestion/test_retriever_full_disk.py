@@ -1,5 +1,6 @@
 import pytest
 from retriever_cases import TENANT, ids, put, put_lines, running, search, upload
+from varied import varied
 
 from protocol.errors import StorageFull
 from retriever.embedding.hashing import HashingEmbedder
@@ -30,8 +31,8 @@ async def test_upload_that_does_not_fit_leaves_nothing(tmp_path):
 
 async def test_disk_that_fills_up_during_ingestion(tmp_path):
     # The queue fits on the disk. The vectors, 8 KiB per document, do not.
-    wide = HashingEmbedder(HashingSettings(dimension=2048))
-    changes = {"max_database_bytes": LIMIT, "ingest": {"group_documents": 5}}
+    wide = HashingEmbedder(varied(HashingSettings, dimension=2048))
+    changes = {"max_database_bytes": LIMIT, "group_documents": 5}
     async with running(tmp_path, wide, **changes) as retriever:
         job = await put_lines(retriever, [{"id": f"d{n:02}", "text": f"number{n} text"} for n in range(60)])
         assert job.status == "completed"
@@ -51,7 +52,7 @@ async def test_disk_that_fills_up_during_ingestion(tmp_path):
 
 
 async def test_replacement_that_does_not_fit_keeps_the_old_document(tmp_path):
-    wide = HashingEmbedder(HashingSettings(dimension=16384, max_tokens=16))
+    wide = HashingEmbedder(varied(HashingSettings, dimension=16384, max_tokens=16))
     async with running(tmp_path, wide, max_database_bytes=LIMIT, chunks={"overlap": 0}) as retriever:
         await put(retriever, "a", "elephant")
         job = await put(retriever, "a", "giraffe " * 100)

@@ -234,7 +234,7 @@ async def test_last_line_of_an_id_in_a_batch_wins(tmp_path):
 
 
 async def test_progress_is_visible_and_searches_continue(tmp_path, embedder):
-    async with running(tmp_path, embedder, ingest=IngestSettings(group_documents=2)) as retriever:
+    async with running(tmp_path, embedder, group_documents=2) as retriever:
         await put(retriever, "ready", "elephant")
         embedder.hold()
         job = await retriever.put_batch(TENANT, "default", lines([{"id": f"{n}", "text": f"t{n}"} for n in range(6)]))
@@ -284,7 +284,7 @@ async def test_ingestion_resumes_when_the_embedder_is_back(tmp_path, embedder):
 
 
 async def test_job_is_queued_while_the_embedder_is_down(tmp_path, embedder):
-    async with running(tmp_path, embedder, ingest=IngestSettings(retry_first_s=30)) as retriever:
+    async with running(tmp_path, embedder, retry_first_s=30) as retriever:
         embedder.down = 1
         job = await retriever.put_document(TENANT, "default", upload("a", "text"))
         async with asyncio.timeout(20):
@@ -383,7 +383,7 @@ async def test_uploads_are_refused_while_the_queue_is_full(tmp_path, embedder):
 
 
 async def test_a_tenant_with_few_documents_does_not_wait_for_one_with_many(tmp_path):
-    async with running(tmp_path, ingest=IngestSettings(group_documents=1)) as retriever:
+    async with running(tmp_path, group_documents=1) as retriever:
         many = await retriever.put_batch("busy", "default", lines(tales(0, 300)))
         few = await put_lines(retriever, tales(0, 3))
         assert few.stored == 3

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from retriever_cases import TENANT, lines, put, put_lines, running
 from sharded_cases import ScriptedShard, running_shards, sharded
+from varied import varied
 
 from protocol.documents import RetrieverStats
 from protocol.errors import RetrieverNotReady
@@ -34,8 +35,8 @@ async def test_documents_are_counted_by_outcome(tmp_path):
 
 
 async def test_documents_refused_by_a_full_disk_count_as_failed(tmp_path):
-    wide = HashingEmbedder(HashingSettings(dimension=2048))
-    changes = {"max_database_bytes": 300_000, "ingest": {"group_documents": 5}}
+    wide = HashingEmbedder(varied(HashingSettings, dimension=2048))
+    changes = {"max_database_bytes": 300_000, "group_documents": 5}
     async with running(tmp_path, wide, **changes) as retriever:
         job = await put_lines(retriever, [{"id": f"d{n:02}", "text": f"number{n} text"} for n in range(60)])
         assert job.failed_documents

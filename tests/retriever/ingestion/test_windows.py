@@ -93,7 +93,7 @@ def test_memory_does_not_grow_with_the_tokens_of_a_document(grown, kind):
 
 
 async def test_a_long_document_is_found_whole_and_short_ones_behind_it_do_not_wait(tmp_path):
-    async with running(tmp_path, ingest={"group_bytes": 2000}, chunks={"size": 16, "overlap": 0}) as retriever:
+    async with running(tmp_path, group_bytes=2000, chunks={"size": 16, "overlap": 0}) as retriever:
         long = await retriever.put_document(
             TENANT, "default", upload("long", " ".join(f"word{n}" for n in range(20_000)))
         )
@@ -114,7 +114,7 @@ async def test_a_long_document_is_found_whole_and_short_ones_behind_it_do_not_wa
 
 
 async def test_uploads_of_one_document_keep_their_order(tmp_path):
-    async with running(tmp_path, ingest={"group_bytes": 2000}, chunks={"size": 16, "overlap": 0}) as retriever:
+    async with running(tmp_path, group_bytes=2000, chunks={"size": 16, "overlap": 0}) as retriever:
         jobs = [
             await retriever.put_document(TENANT, "default", upload("a", text))
             for text in ("first " * 5000, "second " * 5000, "third")
@@ -125,7 +125,7 @@ async def test_uploads_of_one_document_keep_their_order(tmp_path):
 
 
 async def test_deleting_a_long_document_that_is_being_ingested_leaves_nothing(tmp_path):
-    async with running(tmp_path, ingest={"group_bytes": 2000}, chunks={"size": 16, "overlap": 0}) as retriever:
+    async with running(tmp_path, group_bytes=2000, chunks={"size": 16, "overlap": 0}) as retriever:
         job = await retriever.put_document(TENANT, "default", upload("long", "word " * 40_000))
         await put(retriever, "short", "elephant")
         await retriever.delete_document(TENANT, "default", "long")

@@ -35,11 +35,19 @@ def expected(folder, query, texts) -> list[float]:
 
 
 async def test_scores_are_those_of_the_model(folder):
-    reranker = build_reranker(settings(folder, batch_texts=2))
+    reranker = build_reranker(settings(folder))
     scores = await reranker.scores("w1 w2", TEXTS, 2)
     assert list(scores) == pytest.approx(expected(folder, "w1 w2", TEXTS), abs=1e-4)
     assert len(set(scores)) == len(TEXTS)
     assert list(await reranker.scores("w50", TEXTS, 2)) != list(scores)
+    await reranker.close()
+
+
+async def test_more_texts_than_are_scored_at_once_have_scores_in_their_order(folder):
+    reranker = build_reranker(settings(folder))
+    texts = [f"{text} w{number}" for number in range(9) for text in TEXTS]
+    scores = await reranker.scores("w1 w2", texts, 2)
+    assert list(scores) == pytest.approx(expected(folder, "w1 w2", texts), abs=1e-4)
     await reranker.close()
 
 

@@ -64,7 +64,7 @@ class Clock:
 
 
 def stage(scores: Callable, clock: Callable[[], float] | None = None, **changes) -> RerankStage:
-    settings = RerankStageSettings(**{"candidates": 5, "timeout_s": 20.0, "pause_s": 5.0, **changes})
+    settings = RerankStageSettings(**{"candidates": 5, "timeout_s": 20.0, **changes})
     return RerankStage(scores, settings, clock or Clock())
 
 

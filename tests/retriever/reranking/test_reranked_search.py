@@ -7,11 +7,12 @@ import pytest
 from rerank_server import RerankServer, cohere, serving, tei
 from retriever_cases import TENANT, ids, put_lines, running, search
 from sharded_cases import running_shards
+from varied import varied
 
 from protocol.errors import InvalidRequest, UnknownCollection
 from protocol.filters import Comparison
 from protocol.retrieval import RerankFailure, SearchKind, SearchRequest
-from retriever.settings import ShardSettings
+from retriever.settings import IndexSettings, ShardSettings
 from retriever.sharding.sharded_retriever import ShardedRetriever
 
 DOCUMENTS = [
@@ -24,7 +25,7 @@ QUESTION = "tale of words 3"
 @asynccontextmanager
 async def reranked(folder, server: RerankServer, **changes):
     # A search that was slow would have the next one cut into more stages.
-    index = {"stages": 1}
+    index = varied(IndexSettings, stages=1)
     async with running(folder, reranker=server.settings(candidates=40, **changes), index=index) as retriever:
         await put_lines(retriever, DOCUMENTS)
         yield retriever

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from retriever_cases import TENANT, put_lines, running
+from varied import varied
 
 from protocol.errors import Unavailable
 from protocol.retrieval import SearchRequest
@@ -95,7 +96,7 @@ async def test_error_is_raised_after_the_items_before_it(pool):
         await anext(items)
 
 
-STAGED = IndexSettings(kind="flat", stage_ms=1e-6, stages=4)
+STAGED = varied(IndexSettings, kind="flat", stage_ms=1e-6, stages=4)
 REQUEST = SearchRequest(TENANT, "default", "tale 7", 5)
 
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from retriever_cases import SMALL, TENANT, ids, live_ids, put, put_lines, running, search
 from sharded_cases import running_shards
+from varied import varied
 
 from protocol.filters import Comparison
 from protocol.retrieval import SearchKind, SearchRequest
 from retriever.embedding.hashing import HashingEmbedder
+from retriever.settings import IndexSettings
 
 DENSE, SPARSE, HYBRID = SearchKind.DENSE, SearchKind.SPARSE, SearchKind.HYBRID
 
@@ -62,7 +64,7 @@ async def test_words_come_first_in_a_hybrid_search(tmp_path):
 async def test_a_staged_hybrid_search_ends_like_one_in_two_stages(tmp_path):
     animals = [{"id": f"d{number}", "text": f"animal w{number % 7} v{number}"} for number in range(64)]
     staged = {"ivf_threshold": 32, "probe_share": 1.0, "stages": 8, "stage_ms": 1e-6}
-    async with running(tmp_path, index=staged) as retriever:
+    async with running(tmp_path, index=varied(IndexSettings, **staged)) as retriever:
         await put_lines(retriever, animals)
         await retriever.wait_for_indexes()
         await search(retriever, "warm up the planner", search=DENSE)
@@ -70,7 +72,7 @@ async def test_a_staged_hybrid_search_ends_like_one_in_two_stages(tmp_path):
         assert len(sets) > 3
         assert [found.stage for found in sets] == list(range(1, len(sets) + 1))
         assert sets[-1].of == len(sets)
-    async with running(tmp_path, index={**staged, "stages": 1}) as retriever:
+    async with running(tmp_path, index=varied(IndexSettings, **{**staged, "stages": 1})) as retriever:
         assert ids((await stages(retriever, "animal w3 v10", search=HYBRID))[-1]) == ids(sets[-1])
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from retriever_cases import TENANT, ended, ids, lines, put, put_lines, running, search, settings, upload
 from tokenizers.normalizers import Replace
+from varied import varied
 
 from protocol.errors import (
     InvalidRequest,
@@ -160,7 +161,7 @@ async def test_closing_before_start_releases_the_files(tmp_path):
         await retriever.ready()
 
 
-SMALL_IVF = IndexSettings(ivf_threshold=64, probe_share=1.0)
+SMALL_IVF = varied(IndexSettings, ivf_threshold=64, probe_share=1.0)
 
 
 async def test_large_collection_has_a_saved_index_that_is_reconciled(tmp_path):
@@ -200,7 +201,7 @@ async def test_document_without_chunks_under_a_new_embedder_is_kept(tmp_path):
     async with running(tmp_path) as retriever:
         await put(retriever, "marks", marks)
         await put(retriever, "words", "a lighthouse in the fog")
-    other = HashingEmbedder(HashingSettings(dimension=512))
+    other = HashingEmbedder(varied(HashingSettings, dimension=512))
     other.tokenizer.normalizer = Replace("§", "")
     async with running(tmp_path, other) as retriever:
         assert (await retriever.get_document(TENANT, "default", "marks")).text == marks
@@ -211,7 +212,7 @@ async def test_new_embedder_re_embeds_all_documents(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever, 100)
         before = await retriever.get_document(TENANT, "default", "d2")
-    other = HashingEmbedder(HashingSettings(dimension=512))
+    other = HashingEmbedder(varied(HashingSettings, dimension=512))
     async with running(tmp_path, embedder=other) as retriever:
         assert ids(await search(retriever, "crocodile number 2", top_k=1)) == ["d2"]
         assert await retriever.get_document(TENANT, "default", "d2") == before

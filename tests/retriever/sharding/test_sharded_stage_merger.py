@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharded_cases import ScriptedShard, found, names, sets_of, sharded
+from varied import varied
 
 from protocol.errors import NoDocuments
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
@@ -20,7 +21,7 @@ SHARD_STRIDE = 1000
 
 
 def flat(rows: dict[int, list[int]], stages: int) -> FlatIndex:
-    index = FlatIndex(DIMENSION, IndexSettings(kind="flat", stages=stages, stage_ms=1e-6))
+    index = FlatIndex(DIMENSION, varied(IndexSettings, kind="flat", stages=stages, stage_ms=1e-6))
     index.add(np.array(list(rows), np.int64), np.array(list(rows.values()), np.float32))
     return index
 

@@ -6,8 +6,6 @@ from stacks import FREEDONIA, SYLVANIA
 
 VLLM = {
     "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
-    # A search of so few documents is too short for several stages, and without stages there is no speculation.
-    "RAGTREE_RETRIEVER__INDEX__STAGE_MS": "0.000001",
     # Two running answers are enough to make a third query wait.
     "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
     "RAGTREE_RETRIEVER__GRAPH__KIND": "rules",
