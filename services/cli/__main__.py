@@ -1,6 +1,6 @@
 """``python -m services.cli``: the command line without the installed script."""
 
-from services.cli import main
+from services.cli.app import main
 
 if __name__ == "__main__":
     main()

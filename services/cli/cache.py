@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from protocol.documents import UNFINISHED
-from services.cli.admin import AdminKeyOption, TenantOption, connect_as_admin
-from services.cli.connection import JsonOption, UrlOption
+from services.cli.connection import AdminKeyOption, JsonOption, TenantOption, UrlOption, connect_as_admin
 from services.cli.output import StepBars, errors, results
 from services.cli.precompute import precompute
 from services.client import StackClient

@@ -17,6 +17,16 @@ ApiKeyOption = Annotated[
 ]
 CollectionOption = Annotated[str, typer.Option(help="Collection to use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+AdminKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-key",
+        envvar=["RAGTREE_GATEWAY__ADMIN_KEY", "RAGTREE_API_KEY"],
+        help="Administrator's key, if the stack needs one; by default the configured one for the local stack.",
+        show_default=False,
+    ),
+]
+TenantOption = Annotated[str | None, typer.Option(help="Tenant of the documents; by default the administrator's own.")]
 
 
 def connect(url: str | None, api_key: str | None) -> StackClient:
@@ -26,3 +36,12 @@ def connect(url: str | None, api_key: str | None) -> StackClient:
         running = RunState(config.data_dir).running()
         url = running.url if running else f"http://{config.server.host}:{config.server.port}"
     return StackClient(url, api_key)
+
+
+def connect_as_admin(url: str | None, admin_key: str | None) -> StackClient:
+    """Return a client with an administrator's key for the given stack, or for the local one."""
+    if url is None and admin_key is None:
+        # Never send the configured key to a stack given by URL: it may not be the configured one.
+        configured = load_config().gateway.admin_key
+        admin_key = configured.get_secret_value() if configured is not None else None
+    return connect(url, admin_key)

@@ -8,8 +8,7 @@ import typer
 
 from protocol.documents import UNFINISHED
 from protocol.errors import RagtreeError, UnknownJob
-from services.cli.admin import AdminKeyOption, TenantOption, connect_as_admin
-from services.cli.connection import JsonOption, UrlOption
+from services.cli.connection import AdminKeyOption, JsonOption, TenantOption, UrlOption, connect_as_admin
 from services.cli.output import StepBars, errors
 from services.client import RequestFailed, StackClient, StackUnreachable
 

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from gateway.app import create_app
 from gateway.settings import ApiKey, GatewaySettings
-from services.cli import app as command_line
+from services.cli.app import app as command_line
 from services.config import Config
 
 RECORD = Path(__file__).with_name("public_surface.json")

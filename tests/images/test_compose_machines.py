@@ -10,7 +10,7 @@ from compose_spec import parse_duration
 from dockerfiles import ROOT, chain
 from options import is_option
 
-from services.cli import app
+from services.cli.app import app
 from services.cluster.member import LEAVE_S
 from services.config import load_config
 from services.stack.foreground import PERSIST_S

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from examine.doctor.outcome import Outcome
 from protocol.errors import ConfigError
-from services.cli import app
+from services.cli.app import app
 from services.stack.run_state import RunState
 
 

@@ -16,7 +16,7 @@ from protocol.errors import ConfigError, UnknownPolicy
 from protocol.generation import PrefillResult
 from ragtree_lab.measuring.systems import System, Systems
 from ragtree_lab.simulation.policies import simulated_policies
-from services.cli import app
+from services.cli.app import app
 
 PNG = b"\x89PNG\r\n"
 

@@ -18,7 +18,7 @@ from protocol.errors import ConfigError
 from ragtree_lab.commands.all import LAUNCHER
 from ragtree_lab.commands.common.suite_progress import SuiteProgress
 from ragtree_lab.suite.outcome import Outcome, Status
-from services.cli import app
+from services.cli.app import app
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from protocol.tiers import Tier
 from ragtree_lab.measuring.baselines import Steps
 from ragtree_lab.measuring.phases import Measured
 from ragtree_lab.replay.results import ReplayResult, SystemResult, Trial
-from services.cli import app
+from services.cli.app import app
 
 PNG = b"\x89PNG\r\n"
 

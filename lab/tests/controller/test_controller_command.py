@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import app
+from services.cli.app import app
 
 SMALL = [
     *("--instances", "2,3", "--shards", "1,2", "--requests", "20", "--nodes", "300", "--holders", "2,1"),

@@ -12,7 +12,7 @@ from workload_files import write_lines
 from examine.gate.fact_probes import fact_tasks
 from protocol.errors import ConfigError
 from ragtree_lab.fine_tuning import training
-from services.cli import app
+from services.cli.app import app
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ragtree_lab.graph.attention.quality import QualityRow
 from ragtree_lab.graph.attention.results import AttentionResult, AttentionRow, Slo, TriedRate
 from ragtree_lab.graph.attention.ways import OURS
 from ragtree_lab.graph.attention.ways import WAYS as ATTENTION_WAYS
-from services.cli import app
+from services.cli.app import app
 
 WAYS = {"dense", "hybrid", "graph", "local", "global"}
 

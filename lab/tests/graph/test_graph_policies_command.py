@@ -7,7 +7,7 @@ from family import QUESTIONS, documents, write_family, write_set
 from typer.testing import CliRunner
 
 from protocol.errors import ConfigError, UnknownPolicy
-from services.cli import app
+from services.cli.app import app
 
 
 @pytest.fixture(autouse=True)

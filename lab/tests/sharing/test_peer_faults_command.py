@@ -13,7 +13,7 @@ from platformdirs import user_cache_path
 from typer.testing import CliRunner
 
 from generator.models import ModelStore
-from services.cli import app
+from services.cli.app import app
 
 COMMAND = [sys.executable, "-m", "services.cli", "bench", "peer-faults", "--json"]
 

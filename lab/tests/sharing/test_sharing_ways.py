@@ -14,7 +14,7 @@ from ragtree_lab.sharing.load import Load
 from ragtree_lab.sharing.readdressed_engine import ReaddressedEngine
 from ragtree_lab.sharing.throughput import Point, ThroughputTurns
 from ragtree_lab.sharing.ways import WAYS
-from services.cli import app
+from services.cli.app import app
 
 LOAD = Load(documents=6, document_tokens=20, clients=3, queries=5, turns=2, answer_tokens=1, hot_share=0.229)
 MEMORY = KvMemory("fingerprint", "boot", 16, 100, 1, 1, 1, 1.0, 1.0, peers=Peers(("127.0.0.1:1",), 1.0))

@@ -18,8 +18,8 @@ from gateway.background import idle_time
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
-from services.cli import admin, cache, precompute
-from services.cli import app as ragtree
+from services.cli import cache, connection, precompute
+from services.cli.app import app as ragtree
 from services.client import RequestFailed, StackClient, StackUnreachable
 
 KEY = "sk-admin"
@@ -48,7 +48,7 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
         def connect(url: str | None, key: str | None) -> StackClient:
             return StackClient(url or "http://here", key, transport=httpx.MockTransport(forward))
 
-        monkeypatch.setattr(admin, "connect", connect)
+        monkeypatch.setattr(connection, "connect", connect)
 
         def run(*arguments: str, key: str | None = KEY, **options) -> Result:
             env = {"RAGTREE_GATEWAY__ADMIN_KEY": key, "RAGTREE_API_KEY": None, "COLUMNS": "160", "TERM": "dumb"}

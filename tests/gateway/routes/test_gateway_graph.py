@@ -15,8 +15,8 @@ from gateway.app import create_app
 from gateway.settings import ApiKey, GatewaySettings
 from protocol.errors import RetrieverNotReady
 from protocol.graph import GraphRequest, GraphSize, GraphView, ViewedEntity, ViewedRelation
-from services.cli import app as ragtree
 from services.cli import graph
+from services.cli.app import app as ragtree
 from services.client import RequestFailed, StackClient
 
 PATH = "/v1/collections/default/graph"

@@ -16,8 +16,8 @@ from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.graph import ContextBudget, GraphMode, Relation, Subgraph
 from protocol.retrieval import Pages, SearchKind
-from services.cli import app as ragtree
 from services.cli import query, search
+from services.cli.app import app as ragtree
 from services.client import RequestFailed, StackClient
 
 Run = Callable[..., Result]

@@ -6,7 +6,7 @@ import signal
 from typer.testing import CliRunner
 
 from examine.gate.fact_examination import FactExamination
-from services.cli import app
+from services.cli.app import app
 
 CLOSED: list[str] = []
 

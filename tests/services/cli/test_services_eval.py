@@ -8,7 +8,7 @@ from scripted_stack import ScriptedStack, reply, stream
 from typer.testing import CliRunner
 
 from protocol.errors import ConfigError, Overloaded
-from services.cli import app
+from services.cli.app import app
 from services.client import NotReady, StackUnreachable
 
 LINES = [

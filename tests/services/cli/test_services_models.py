@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from generator.device import Device
-from services.cli import app, stack
+from services.cli import stack
+from services.cli.app import app
 from services.stack.run_state import RunningStack
 
 GIB = 1 << 30

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from protocol.errors import ConfigError, Conflict
-from services.cli import app
+from services.cli.app import app
 from services.cluster.head import JoinFailed
 from services.stack.run_state import RunState
 
