@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -114,7 +115,7 @@ class WatchedController(Controller):
 
     def __init__(self, step: StepBudget | None, **bounds: int) -> None:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 9} | bounds)
-        super().__init__(limits, ["one"], lambda: 0.0, self, Capacities(1000), step=step)
+        super().__init__(limits, ["one"], lambda: 0.0, self, KvStorage(Capacities(1000)), step=step)
         self.calls: list[str] = []
         self.plans: dict[str, PrefillPlan] = {}
         self.reports: list[CompletionReport] = []

@@ -17,6 +17,7 @@ from retriever_cases import running, upload
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
+from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from protocol.cache import DocumentDeletion, TreeNode
 from protocol.errors import EngineDied, UnknownDocument
@@ -66,7 +67,7 @@ class WatchedController(Controller):
 
     def __init__(self) -> None:
         limits = ControllerSettings(speculation=True, policy="LRU", prepare_after_s=None)
-        super().__init__(limits, ["one", "two"], Clock(), Costs(), Capacities(1000), executor=self)
+        super().__init__(limits, ["one", "two"], Clock(), Costs(), KvStorage(Capacities(1000)), executor=self)
         self.plans: list[PrefillPlan] = []
         self.guesses: list[PrefillPlan] = []
         self.deleting = 0

@@ -158,7 +158,7 @@ def test_a_small_memory_and_a_read_only_one(tmp_path):
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine does not allow mounts in a user namespace")
     here = Path(__file__).parent
-    search = os.pathsep.join(map(str, [ROOT, here, here.parent]))
+    search = os.pathsep.join(map(str, [ROOT, here, *here.parents[:2]]))
     done = subprocess.run(
         [*unshare, sys.executable, "-c", IN_A_SMALL_MEMORY, tmp_path],
         check=False,

@@ -405,7 +405,7 @@ def test_a_full_disk_and_a_read_only_disk(tmp_path):
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine does not allow mounts in a user namespace")
-    search = os.pathsep.join(map(str, [ROOT, *Path(__file__).parents[:2]]))
+    search = os.pathsep.join(map(str, [ROOT, *Path(__file__).parents[:3]]))
     done = subprocess.run(
         [*unshare, sys.executable, "-c", IN_A_SMALL_DISK, tmp_path],
         check=False,

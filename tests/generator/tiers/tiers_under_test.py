@@ -38,7 +38,7 @@ class WritingProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": os.pathsep.join(map(str, [ROOT, Path(__file__).parents[1]]))},
+            env={"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *Path(__file__).parents[1:3]]))},
         )
         self._expect("begun")
 
