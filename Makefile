@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# One worker more than cores, because tests often wait. Two of them start engines (conftest.py).
+# One worker more than cores, because tests often wait. Engines compute on every core they get, so two start them.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Files run in order of their names. pytest-xdist would start the largest first, and would end with the slowest tests,
 # which have files of their own, on one worker.
@@ -31,7 +31,8 @@ demo: setup ## start the stack, ingest the standard library, ask a question (ONE
 	@scripts/demo "$(BIN)" "$(ONESHOT)"
 
 test: setup test-tools lint ## lint, then run the tests, including those with real vLLM, Ray, Redis and Chromium
-	@$(PYTEST) -n $(WORKERS) $(ORDER) -m "not prove"
+	@$(PYTEST) -n $(WORKERS) -m "not prove and not ray and not vllm"
+	@$(PYTEST) -n 2 $(ORDER) -m "not prove and (ray or vllm)"
 
 prove: setup test-tools ## run what takes long: proofs, chaos, all examples of property tests (SINCE=COMMIT: what changed)
 	@$(if $(SINCE),,RAGTREE_TEST_ALL_EXAMPLES=1) $(PYTEST) -n 2 $(ORDER) \

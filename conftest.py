@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from hypothesis import settings
 from redis_server import RedisServer
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 import cachectl
 
@@ -36,15 +34,16 @@ _ALL_PROOF = re.compile(rf"^pytestmark = .*{_PROOF.pattern}", re.MULTILINE)
 _PROPERTY = re.compile(r"\bhypothesis\b")
 _BESIDE = ("lab/", "contrib/")
 """Folders beside the product. ``make prove`` runs their tests, and so does CI."""
+_WITHOUT_ENGINES, _WITH_ENGINES = "not prove and not ray and not vllm", "not prove and (ray or vllm)"
+"""The two stages of ``make test``. An engine that starts beside tests that compute takes minutes."""
 _HAS_NONE: dict[str, Callable[[str], bool]] = {
-    "not prove": lambda content: bool(_ALL_PROOF.search(content)),
+    _WITHOUT_ENGINES: lambda content: bool(_ALL_PROOF.search(content) or _ALL_ENGINE.search(content)),
+    _WITH_ENGINES: lambda content: bool(_ALL_PROOF.search(content)) or not _ENGINE.search(content),
     "prove": lambda content: not _PROOF.search(content),
     "prove or hypothesis": lambda content: not _PROOF.search(content) and not _PROPERTY.search(content),
     "not ray and not vllm": lambda content: bool(_ALL_ENGINE.search(content)),
 }
 """Whether a file has no test that is chosen: by ``make test``, ``.ci/run``, ``make prove`` and ``make unit``."""
-_ENGINE_WORKERS = int(os.environ.get("RAGTREE_ENGINE_WORKERS", "2"))
-"""So many workers run tests that start engines, which compute on every core they get."""
 _ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=examples(100))
@@ -72,7 +71,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if chosen not in _HAS_NONE or collection_path.suffix != ".py":
         return None
     if "prove" in chosen and collection_path.relative_to(config.rootpath).as_posix().startswith(_BESIDE):
-        return True if chosen == "not prove" else None
+        return True if chosen.startswith("not prove") else None
     return True if _HAS_NONE[chosen](collection_path.read_text(encoding="utf-8")) else None
 
 
@@ -112,28 +111,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 class ByFileOrFolder(LoadScopeScheduling):
-    """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack.
-
-    The first workers begin with those that start engines, and the others with those that do not. So a stack that waits
-    runs beside unit tests that compute.
-    """
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        starts = self.nodes.index(node) < _ENGINE_WORKERS
-        preferred = (scope for scope in self.workqueue if _starts_engines(scope) is starts)
-        self.workqueue.move_to_end(next(preferred, next(iter(self.workqueue))), last=False)
-        super()._assign_work_unit(node)
+    """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack."""
 
     def _split_scope(self, nodeid: str) -> str:
         folder = next((folder for folder in _ONE_WORKER if nodeid.startswith(folder)), None)
         return folder or nodeid.partition("::")[0]
-
-
-@cache
-def _starts_engines(scope: str) -> bool:
-    place = Path(__file__).parent / scope
-    files = place.rglob("*.py") if place.is_dir() else [place]
-    return any(_ENGINE.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFileOrFolder:
