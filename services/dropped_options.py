@@ -3,7 +3,7 @@
 DROPPED_OPTIONS = {
     "controller.cached_documents": "all documents of a prompt are cached",
     "controller.delete_timeout_s": "the deletion of a document waits 30 seconds for queries",
-    "controller.first_token_s": "queries wait three minutes for a plan's first token",
+    "controller.first_token_s": "queries wait three minutes for the first token of a plan",  # nosec B105
     "controller.frequency_window_s": "a node's frequency counts a day",
     "controller.graph_positions": "facts in trees have the positions of their depth",
     "controller.lease_s": "a lease ends after three times gateway.query_timeout_s",

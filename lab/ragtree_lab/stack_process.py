@@ -49,7 +49,7 @@ class StackProcess:
     def start(self) -> None:
         """Start the stack. Returns when it is ready. Raises LoadTestError."""
         with self._log.open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._process = subprocess.Popen(  # noqa: S603  # nosec B603  # our own command
                 self._command,
                 cwd=_ROOT,
                 env=self._environment,

@@ -70,7 +70,7 @@ class RedisProcess:
         command = [_BINARY, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
         try:
             with (self._folder / "redis.log").open("ab") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
+                process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603  # nosec B603  # our own command
         except FileNotFoundError as error:
             raise LoadTestError("redis-server is not installed. Debian's package is redis-server.") from error
         give_up = time.monotonic() + _START_S
