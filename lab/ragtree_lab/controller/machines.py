@@ -16,7 +16,7 @@ from generator.settings import PeerSettings
 from protocol.kv import NO_PEERS, Peers
 
 PAGE_TOKENS = 16
-TIMEOUT_S = PeerSettings.timeout_s
+TIMEOUT_S = PeerSettings().timeout_s
 """The longest that a load waits for other machines."""
 
 
