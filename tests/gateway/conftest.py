@@ -12,9 +12,9 @@ import uvicorn
 from asgi_lifespan import LifespanManager
 from fastapi import FastAPI
 from gateway_fakes import Stack, eventually
-from hurried import hurried
 from loop_watchdog import MOST_S, LoopWatchdog
 from starlette.types import ASGIApp, Receive, Scope, Send
+from varied import varied
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
@@ -99,12 +99,12 @@ Serving = Callable[..., contextlib.AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def in_process(stack: Stack) -> Serving:
-    return lambda data_dir=None, **settings: _in_process(stack, hurried(**settings), data_dir)
+    return lambda data_dir=None, **settings: _in_process(stack, varied(GatewaySettings, **settings), data_dir)
 
 
 @pytest.fixture
 def over_http(stack: Stack) -> Serving:
-    return lambda **settings: _over_http(stack, hurried(**settings))
+    return lambda **settings: _over_http(stack, varied(GatewaySettings, **settings))
 
 
 @pytest.fixture

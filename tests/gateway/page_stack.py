@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 from fake_layout import FakeLayout
 from fastapi import FastAPI
-from hurried import hurried
+from varied import varied
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller
@@ -28,6 +28,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
 from gateway.app import create_app
+from gateway.settings import GatewaySettings
 from protocol.errors import EngineNotReady
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, StepBudget
 from protocol.plans import PrefillPlan
@@ -237,7 +238,7 @@ def serving(
     async def serve() -> None:
         stack.loop = asyncio.get_running_loop()
         await stack.retriever.start()
-        stack.app = create_app(stack, hurried(readiness_interval_s=0.1, **settings))
+        stack.app = create_app(stack, varied(GatewaySettings, readiness_interval_s=0.1, **settings))
         stack.server = uvicorn.Server(uvicorn.Config(stack.app, log_level="warning", timeout_graceful_shutdown=1))
         await stack.server.serve(sockets=[listener])
         await stack.retriever.close()

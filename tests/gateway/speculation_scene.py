@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from fake_layout import FakeLayout
 from gateway_fakes import MODEL, eventually
-from hurried import hurried
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
+from varied import varied
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
@@ -20,6 +20,7 @@ from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
+from gateway.settings import GatewaySettings
 from gateway.stores.approximate_answers import ApproximateAnswers
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire import events
@@ -270,7 +271,7 @@ class Scene:
             metrics=self.metrics,
             tasks=self.tasks,
             query_log=QueryLogFile(None, 0),
-            settings=hurried(**limits),
+            settings=varied(GatewaySettings, **limits),
             speculation_start=self.start,
             approximate=self.approximate,
         )

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from fake_layout import FakeLayout
 from gateway_fakes import ANSWER, MODEL, Stack
-from hurried import hurried
 from prometheus_client import CollectorRegistry
+from varied import varied
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -13,6 +13,7 @@ from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
+from gateway.settings import GatewaySettings
 from gateway.stores.query_log_file import QueryLogFile
 from gateway.wire import events
 from protocol.errors import (
@@ -45,7 +46,7 @@ class Bench:
             metrics=GatewayMetrics(self.registry),
             tasks=self.tasks,
             query_log=QueryLogFile(None, 0),
-            settings=hurried(**settings),
+            settings=varied(GatewaySettings, **settings),
             speculation_start=SpeculationStart(),
         )
 

@@ -12,12 +12,13 @@ import pytest
 from asgi_lifespan import LifespanManager
 from fastapi import FastAPI
 from gateway_fakes import Stack, eventually
-from hurried import hurried
 from prometheus_client import CollectorRegistry
 from redis_cases import PATIENT_S, settings
 from redis_server import RedisServer
+from varied import varied
 
 from gateway.app import create_app
+from gateway.settings import GatewaySettings
 from gateway.stores import uploads
 from protocol.errors import RetrieverNotReady
 from services.redis.stores import RedisStores
@@ -48,7 +49,7 @@ class Gateway:
 async def gateway(
     server: RedisServer, stack: Stack, timeout_s: float = PATIENT_S, **changes: object
 ) -> AsyncIterator[Gateway]:
-    configured = hurried(**changes)
+    configured = varied(GatewaySettings, **changes)
     registry = CollectorRegistry()
     stores = RedisStores(settings(server), configured, registry, timeout_s)
     app = create_app(stack, configured, registry=registry, stores=stores)

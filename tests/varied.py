@@ -1,4 +1,4 @@
-"""Settings of the retriever some of whose fixed values a test has changed."""
+"""Settings of a part some of whose fixed values a test has changed."""
 
 from typing import Any, TypeVar
 
