@@ -26,10 +26,9 @@ Run = Callable[..., tuple[int, dict[str, int]]]
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     """Run a mortal retriever on a folder. Return its exit status and counts."""
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     command = [sys.executable, str(HERE / "mortal_retriever.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes) as process:
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **pipes) as process:
 
         def run(folder: Path, documents: list[dict[str, Any]], **settings: Any) -> tuple[int, dict[str, int]]:
             print(json.dumps([str(folder), documents, settings]), file=process.stdin, flush=True)

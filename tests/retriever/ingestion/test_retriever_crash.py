@@ -26,10 +26,9 @@ FILLER = [{"id": f"filler{n}", "text": f"filler number {n}"} for n in range(60)]
 @pytest.fixture(scope="module")
 def crash() -> Iterator[Callable[[Path, str], int]]:
     """Replace a document in a folder, crash at a step, and return the exit status."""
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     command = [sys.executable, str(HERE / "crashing_writer.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes) as writer:
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **pipes) as writer:
 
         def run(folder: Path, step: str) -> int:
             print(json.dumps([str(folder), step]), file=writer.stdin, flush=True)
