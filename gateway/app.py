@@ -10,22 +10,20 @@ from prometheus_client import CollectorRegistry
 
 from gateway.composition import Composition
 from gateway.middleware.body_limit import BodyLimit
-from gateway.middleware.cross_site import CrossSite
-from gateway.middleware.identity import Identity
+from gateway.middleware.identity import CrossSite, Identity
 from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
 from gateway.middleware.slow_readers import SlowReaders
 from gateway.query.tracing import Tracing
-from gateway.routes import admin, docs, documents, graph, health, page, query, search
+from gateway.routes import admin, docs, documents, health, openai, page, query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.error_handlers import install_handlers
-from gateway.routes.openai import chat, completions, embeddings, models, responses
 from gateway.settings import GatewaySettings
 from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
-_ROUTES = (query, search, documents, graph, chat, completions, responses, embeddings, models, admin, health, page, docs)
+_ROUTES = (query, documents, openai, admin, health, page, docs)
 
 
 def create_app(

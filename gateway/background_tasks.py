@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
@@ -60,3 +60,21 @@ async def finish_iterator(iterator: AsyncIterator[Any]) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await anext(iterator, None)
     await close_iterator(iterator)
+
+
+SHORT = 8192
+"""Characters of text that are tokenised, cut into words or validated within 3 ms."""
+
+ITEM = 100
+"""Characters that take as long as one message or query to convert, besides its text."""
+
+T = TypeVar("T")
+
+
+async def off_loop(characters: int, work: Callable[[], T]) -> T:
+    """The result of ``work`` on this number of characters, in a thread if it is large. Raises what ``work`` raises.
+
+    The threads are those of the loop's default executor, so there is a bound on them. Work that is cancelled runs on,
+    and nobody gets its result.
+    """
+    return work() if characters <= SHORT else await asyncio.to_thread(work)

@@ -20,20 +20,15 @@ from gateway.background.warmup import WarmUps
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Keyring
 from gateway.limits.quotas import Quotas
-from gateway.metrics.cache_metrics import CacheMetrics
-from gateway.metrics.engine_metrics import EngineMetrics
-from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.metrics.http_metrics import HttpMetrics
-from gateway.metrics.ingest_metrics import IngestMetrics
-from gateway.metrics.part_metrics import Scrape
-from gateway.metrics.state_metrics import StateMetrics
+from gateway.metrics.gateway_metrics import GatewayMetrics, HttpMetrics, StateMetrics
+from gateway.metrics.part_metrics import CacheMetrics, EngineMetrics, IngestMetrics, Scrape
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.runs import QueryRuns
+from gateway.query.search import Searches
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
 from gateway.routes.dependencies import Gateway
-from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
 from gateway.stores.approximate_answers import ApproximateAnswers
 from gateway.stores.recent_documents import RecentDocuments

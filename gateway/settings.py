@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from gateway.search.follow_ups import FollowUps
+from gateway.query.follow_ups import FollowUps
 from protocol.plans import DocumentOrder, Reuse
 
 MIB = 1024 * 1024

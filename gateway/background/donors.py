@@ -8,7 +8,7 @@ from uuid import uuid4
 from gateway.background.idle_prefill import IdlePrefill, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.limits.auth import namespace_of
-from gateway.search.laid_out import laid_out
+from gateway.query.laid_out import laid_out
 from protocol.documents import DocumentInfo
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, Reuse

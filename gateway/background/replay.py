@@ -8,7 +8,7 @@ from gateway.background.idle_prefill import IdlePrefill, Prefilled
 from gateway.background.idle_time import IdleTime
 from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
-from gateway.search.laid_out import laid_out
+from gateway.query.laid_out import laid_out
 from gateway.settings import GatewaySettings
 from protocol.errors import NoDocuments
 from protocol.parts import Parts

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.room import Concurrency, Room
-from gateway.limits.token_reservations import Reservation, TokenReservations
+from gateway.limits.tokens import Reservation, TokenReservations
 from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows

@@ -1,14 +1,18 @@
 """The gateway's own metrics, in base units, without labels for tenants or documents. See docs/metrics.md."""
 
+from collections.abc import Iterator, Sized
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from gateway.query.activity import Activity
+from gateway.metrics.activity import Activity
 from gateway.query.transcript import Transcript
+from gateway.readiness import Readiness
 from gateway.wire.errors import http_error
+from gateway.wire.reply import RewriteFailure, Rewriting
 from gateway.wire.reuse import Approximation, FactsAttention, facts_attention, fallback_of, found_in
-from gateway.wire.rewriting import RewriteFailure, Rewriting
 from protocol.errors import InternalError, Overloaded, RagtreeError
 from protocol.generation import PrefillResult
 from protocol.plans import Fallback, PrefillPlan
@@ -293,3 +297,53 @@ def _outcome(error: BaseException | None) -> str:
         return "cancelled"
     refused = isinstance(error, Overloaded) or (isinstance(error, RagtreeError) and http_error(error).status < 500)
     return "refused" if refused else "failed"
+
+
+class HttpMetrics:
+    """HTTP requests, streams and uploads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "ragtree_http_requests_total",
+            "Requests by route and status; `none` if no route matched, or no reply started.",
+            ["route", "status"],
+            registry=registry,
+        )
+        self.streams = Gauge("ragtree_streams_open", "Open streams of server-sent events.", registry=registry)
+        self._uploads = Counter(
+            "ragtree_uploads_total", "Accepted uploads, documents or batches.", ["kind"], registry=registry
+        )
+        self._upload_bytes = Counter(
+            "ragtree_upload_bytes_total", "Bytes of accepted uploads.", ["kind"], registry=registry
+        )
+
+    def served(self, route: str | None, status: int | None) -> None:
+        """Count a request by its route's template and its status."""
+        self._requests.labels(route or "none", status or "none").inc()
+
+    def uploaded(self, kind: str, size: int) -> None:
+        """Count an upload by kind, ``document`` or ``batch``, and its size in bytes."""
+        self._uploads.labels(kind).inc()
+        self._upload_bytes.labels(kind).inc(size)
+
+
+class StateMetrics(Collector):
+    """Running queries, readiness of the parts, and the gateway's version."""
+
+    def __init__(self, registry: CollectorRegistry, runs: Sized, readiness: Readiness, version: str) -> None:
+        self._runs = runs
+        self._readiness = readiness
+        self._version = version
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges now."""
+        yield GaugeMetricFamily("ragtree_queries_running", "Running queries.", len(self._runs))
+        ready = GaugeMetricFamily(
+            "ragtree_part_ready", "1 if a part can serve, as of the last check, else 0.", labels=["part"]
+        )
+        missing = self._readiness.missing()
+        for part in Readiness.PARTS:
+            ready.add_metric([part], part not in missing)
+        yield ready
+        yield InfoMetricFamily("ragtree_build", "The running version.", {"version": self._version})

@@ -9,7 +9,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.metrics.http_metrics import HttpMetrics
+from gateway.metrics.gateway_metrics import HttpMetrics
 from gateway.query.tracing import continued
 from gateway.wire.errors import error_response
 from protocol.errors import InternalError

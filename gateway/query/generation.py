@@ -6,8 +6,7 @@ from types import TracebackType
 
 import structlog
 
-from gateway.query.attempt import Attempt
-from gateway.query.context import QueryContext
+from gateway.query.context import Attempt, QueryContext
 from gateway.query.guess import Guess
 from gateway.query.lease import Lease
 from protocol.errors import EngineDied

@@ -4,11 +4,10 @@ from typing import Literal
 
 import structlog
 
-from gateway.query.attempt import Attempt
-from gateway.query.context import QueryContext
-from gateway.search.laid_out import laid_out
-from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
-from gateway.wire.rewriting import RewriteFailure, Rewriting
+from gateway.query.context import Attempt, QueryContext
+from gateway.query.follow_ups import question_in, rewriting_prompt, rewriting_sampling
+from gateway.query.laid_out import laid_out
+from gateway.wire.reply import RewriteFailure, Rewriting
 from protocol.errors import DeadlineExceeded, EngineDied, EngineFailed, RagtreeError
 from protocol.generation import FinishReason
 from protocol.plans import AdmissionRequest, Reuse

@@ -1,12 +1,57 @@
-"""The search for one query's documents."""
+"""Searches: for the documents of a query, and without generation."""
 
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
 from types import TracebackType
+from typing import NamedTuple
 
+from gateway.background_tasks import BackgroundTasks, close_iterator, finish_iterator
+from gateway.deadline import Deadline
+from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
-from gateway.search.search_stages import SearchStages
+from gateway.query.tracing import Tracing
+from gateway.settings import GatewaySettings
+from gateway.wire.search import SearchTimings
 from protocol.errors import InternalError, NoDocuments, UnknownCollection
+from protocol.parts import Retriever
 from protocol.retrieval import CandidateSet, SearchRequest
+
+
+class SearchStages:
+    """The stages of one search. Close it in any case."""
+
+    def __init__(
+        self, retriever: Retriever, deadline: Deadline, metrics: GatewayMetrics, tasks: BackgroundTasks
+    ) -> None:
+        self._retriever = retriever
+        self._deadline = deadline
+        self._metrics = metrics
+        self._tasks = tasks
+        self._open: AsyncGenerator[CandidateSet] | None = None
+
+    def close(self) -> None:
+        """End the search in the background, if it has not ended."""
+        if self._open is not None:
+            self._tasks.start(close_iterator(self._open))
+
+    async def of(self, request: SearchRequest) -> AsyncGenerator[CandidateSet]:
+        """The stages, up to the final one. Call it once. Raises what ``Retriever.search`` raises, DeadlineExceeded."""
+        stages = self._open = self._retriever.search(request)
+        before_ms = 0.0
+        async for found in self._deadline.each(stages):
+            self._metrics.stage(found, (found.elapsed_ms - before_ms) / 1000)
+            before_ms = found.elapsed_ms
+            if found.final:
+                # The end of the stream is a separate message, which nobody need wait for.
+                self._tasks.start(finish_iterator(stages))
+                self._open = None
+                if found.missing_shards:
+                    self._metrics.partial()
+            yield found
+            if found.final:
+                return
+
 
 _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
 
@@ -53,3 +98,47 @@ class Search:
         self._context.trace.found(found)
         self._context.transcript.searched(found)
         return found
+
+
+class Found(NamedTuple):
+    """The final candidates of a search, and its times."""
+
+    candidates: CandidateSet
+    timings: SearchTimings
+
+
+class Searches:
+    """Runs searches that nothing is generated from. ``clock`` returns monotonic seconds."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        metrics: GatewayMetrics,
+        tasks: BackgroundTasks,
+        settings: GatewaySettings,
+        tracing: Tracing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._retriever = retriever
+        self._metrics = metrics
+        self._tasks = tasks
+        self._settings = settings
+        self._tracing = tracing
+        self._clock = clock
+
+    async def run(self, request: SearchRequest) -> Found:
+        """Search to the end. Raises what ``Retriever.search`` raises, and DeadlineExceeded."""
+        began = self._clock()
+        deadline = Deadline(self._settings.query_timeout_s, "The search did not end")
+        ends_ms: list[float] = []
+        with (
+            self._tracing.search(request) as trace,
+            closing(SearchStages(self._retriever, deadline, self._metrics, self._tasks)) as stages,
+        ):
+            async for found in stages.of(trace.request):
+                trace.found(found)
+                ends_ms.append(found.elapsed_ms)
+                if found.final:
+                    total_ms = 1000 * (self._clock() - began)
+                    return Found(found, SearchTimings(found.elapsed_ms, tuple(ends_ms), total_ms))
+        raise InternalError("The search ended without its final documents.")

@@ -7,8 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from gateway.query.attempt import Attempt
-from gateway.query.context import QueryContext
+from gateway.query.context import Attempt, QueryContext
 from gateway.query.guess import Guess
 from gateway.query.speculation_start import SpeculationStart
 from gateway.wire.reply import SpeculationTimings

@@ -6,30 +6,30 @@ from typing import TypedDict
 
 import msgspec
 
-from gateway.limits.token_meter import TokenMeter
-from gateway.off_loop import off_loop
+from gateway.background_tasks import off_loop
+from gateway.limits.tokens import TokenMeter
 from gateway.query.citations import supports
 from gateway.query.query import Query
-from gateway.query.token_times import TokenTimes
+from gateway.query.timeline import Timeline, TokenTimes
 from gateway.wire import events
 from gateway.wire.errors import error_body
-from gateway.wire.logprobs import ScoredToken, scored
 from gateway.wire.reply import (
     Citation,
     CitedPassage,
     PromptTokensDetails,
     Reply,
+    Rewriting,
+    ScoredToken,
     SearchResult,
     SpeculationTimings,
     TextSpan,
     Timings,
     Usage,
     citation,
+    scored,
     search_results,
 )
 from gateway.wire.reuse import FactsAttention, facts_attention, facts_fallback, fallback_of, found_in, reuse_class
-from gateway.wire.rewriting import Rewriting
-from gateway.wire.timeline import Timeline
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.graph import Path, Subgraph

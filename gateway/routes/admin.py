@@ -11,11 +11,10 @@ from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
 from gateway.limits.auth import namespace_of
-from gateway.routes.any_text import any_text
-from gateway.routes.bodies import JSON_LINES, json_response, validating
-from gateway.routes.dependencies import AdminDep, GatewayDep, json_only, media_type
+from gateway.metrics.activity import ActivityReport
+from gateway.routes.bodies import JSON_LINES, JsonRoute, json_response, require_small, validating
+from gateway.routes.dependencies import AdminDep, GatewayDep, any_text, json_only, media_type
 from gateway.routes.documents import DocumentPath
-from gateway.routes.json_route import JsonRoute, require_small
 from gateway.wire.cache_replies import (
     CacheStats,
     CacheTree,
@@ -27,7 +26,6 @@ from gateway.wire.cache_replies import (
 )
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, PinBody, PrecomputeBody, TenantName, WarmBody, WarmQuery
-from gateway.wire.status_replies import ActivityReport
 from protocol.cache import DocumentDeletion
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import PayloadTooLarge, UnsupportedMediaType

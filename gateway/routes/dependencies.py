@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
+from starlette.convertors import Convertor, register_url_convertor
 
 from gateway.background.forgetting import Forgetting
 from gateway.background.ingested import IngestedPrefill
@@ -13,14 +14,13 @@ from gateway.background.precomputation import Precomputations
 from gateway.background.warmup import WarmUps
 from gateway.limits.auth import Caller, Keyring
 from gateway.limits.quotas import QueryTicket, Quotas, UploadTicket
-from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.metrics.http_metrics import HttpMetrics
+from gateway.metrics.gateway_metrics import GatewayMetrics, HttpMetrics
 from gateway.metrics.part_metrics import Scrape
 from gateway.middleware.identity import caller_of
 from gateway.middleware.request_context import extra_headers
 from gateway.query.runs import QueryRuns
+from gateway.query.search import Searches
 from gateway.readiness import Readiness
-from gateway.search.searches import Searches
 from gateway.settings import GatewaySettings
 from gateway.stores.recent_documents import RecentDocuments
 from gateway.stores.stores import Stores
@@ -134,3 +134,26 @@ async def json_only(request: Request) -> None:
     given = media_type(request)
     if given != "application/json" and not (given.startswith("application/") and given.endswith("+json")):
         raise UnsupportedMediaType(f"Send application/json, not {given or 'a body without a content type'}.")
+
+
+class _AnyText(Convertor[str]):
+    """Starlette's own ``path`` ends at a line break.
+
+    A document id with one would then match no route, and its refusal would be a 404 in place of a 422.
+    """
+
+    regex = r"(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any_text", _AnyText())
+
+
+def any_text(name: str) -> str:
+    """The place of this parameter in a route's path. Its value may have slashes and line breaks."""
+    return f"{{{name}:any_text}}"

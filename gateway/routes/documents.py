@@ -10,20 +10,25 @@ from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from gateway.off_loop import off_loop
-from gateway.routes.any_text import any_text
-from gateway.routes.bodies import JSON_LINES, json_response, validating
-from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, json_only, media_type
-from gateway.routes.document_json import document_from_json
-from gateway.routes.json_route import JsonRoute
+from gateway.background_tasks import off_loop
+from gateway.routes.bodies import JSON_LINES, JsonRoute, document_from_json, json_response, validating
+from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, any_text, json_only, media_type
 from gateway.stores.uploads import SeenJob
-from gateway.wire.document_replies import ChunkReply, CollectionList, Deleted, DocumentList, DocumentReply, JobReply
+from gateway.wire.document_replies import (
+    ChunkReply,
+    CollectionList,
+    Deleted,
+    DocumentList,
+    DocumentReply,
+    GraphReply,
+    JobReply,
+)
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, CollectionBody, DocumentBody
 from protocol.documents import CollectionInfo, DocumentUpload
 from protocol.errors import UnknownChunk, UnknownDocument, UnsupportedMediaType
 from protocol.filters import Attributes
-from protocol.graph import Triplet
+from protocol.graph import GraphRequest, Triplet
 
 router = APIRouter(prefix="/v1", tags=["documents"], route_class=JsonRoute)
 
@@ -258,3 +263,34 @@ def _from_json(document_id: str, body: bytes) -> DocumentUpload:
         given.attributes,
         triplets or UNSET,
     )
+
+
+Label = Annotated[str, Query(min_length=1, max_length=512)]
+
+
+@router.get(
+    "/collections/{collection}/graph",
+    responses={200: json_reply(GraphReply, "A part of the graph."), **errors(401, 404, 409, 422, 429, 500, 503)},
+)
+async def get_graph(
+    collection: CollectionPath,
+    caller: CallerDep,
+    gateway: GatewayDep,
+    label: Annotated[
+        list[Label], Query(max_length=20, description="Names of entities. Without any: the most mentioned ones.")
+    ] = [],  # noqa: B006  # FastAPI copies it
+    max_depth: Annotated[
+        int, Query(ge=0, le=5, description="How many relations away an entity may be from those named.")
+    ] = 2,
+    max_nodes: Annotated[int, Query(ge=1, le=1000, description="Most entities.")] = 50,
+    max_relations: Annotated[int, Query(ge=0, le=2000, description="Most relations.")] = 100,
+) -> Response:
+    """Get the entities and relations around the named entities, or around the most mentioned ones.
+
+    A name is found in any spelling that differs in case, accents, punctuation or a leading article.
+    """
+    gateway.readiness.require_retriever()
+    view = await gateway.retriever.view_graph(
+        GraphRequest(caller.tenant, collection, tuple(label), max_depth, max_nodes, max_relations)
+    )
+    return json_response(GraphReply.of(view, collection))

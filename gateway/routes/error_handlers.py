@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.routes.json_route import BodyRefused
+from gateway.routes.bodies import BodyRefused
 from gateway.wire.errors import ErrorBody, encodable, error_response, http_error, shaped_response, status_body
 from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError, RateLimited
 

@@ -1,5 +1,8 @@
 """Liveness, readiness and metrics."""
 
+from typing import Literal
+
+import msgspec
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
@@ -7,10 +10,22 @@ from starlette.responses import Response
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import GatewayDep
 from gateway.wire.openapi import errors, json_reply
-from gateway.wire.status_replies import Health, Ready
 from protocol.errors import DeployFailed, Unavailable
 
 router = APIRouter(tags=["health"])
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The gateway is alive."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Queries can be served. ``degraded`` names the stores that cannot be reached."""
+
+    status: Literal["ok"] = "ok"
+    degraded: tuple[str, ...] = ()
 
 
 @router.get("/healthz", responses={200: json_reply(Health, "The gateway is alive.")})

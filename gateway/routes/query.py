@@ -1,21 +1,24 @@
-"""``POST /query``: answers a question from documents, as JSON or as a stream of events."""
+"""``POST /query`` answers a question from documents, ``POST /search`` only finds what a query would answer from."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from gateway.limits.auth import Caller
+from gateway.query.laid_out import fitting
 from gateway.query.query import Query
-from gateway.routes.asking import start_query, streamed, while_connected
-from gateway.routes.bodies import json_response
-from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, json_only
-from gateway.routes.json_route import JsonRoute
-from gateway.routes.sse import event_frames
-from gateway.wire.openapi import QUERY_EVENTS, errors, event_stream, json_reply
+from gateway.routes.asking import event_frames, start_query, streamed, while_connected
+from gateway.routes.bodies import JsonRoute, json_response
+from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, SearchSlotDep, json_only
+from gateway.wire.events import QUERY_EVENTS
+from gateway.wire.openapi import answer, errors, json_reply
 from gateway.wire.reply import Reply
 from gateway.wire.schemas import QueryBody
+from gateway.wire.search import FindBody, SearchReply
 from protocol.generation import Sampling
+from protocol.graph import UNBOUNDED
 from protocol.prompts import ChatMessage
 
 router = APIRouter(tags=["query"], route_class=JsonRoute)
@@ -25,13 +28,13 @@ _EVENTS = (
     "`cache.resolved`, `output_text.annotation.added`, `output_text.delta` and exactly one of `query.completed`, "
     "`query.incomplete`, `query.failed`."
 )
-_answered: dict[str, Any] = json_reply(Reply, f"The answer. {_EVENTS}")
-_answered["content"]["text/event-stream"] = event_stream(*QUERY_EVENTS)
-_RESPONSES = {200: _answered, **errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)}
+_ERRORS = errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)
+_ANSWERED = {200: answer(Reply, f"The answer. {_EVENTS}", *QUERY_EVENTS), **_ERRORS}
+_FOUND = {200: json_reply(SearchReply, "The chunks found, best first."), **_ERRORS}
 
 
-@router.post("/query", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Ask a question")
-@router.post("/v1/query", responses=_RESPONSES, dependencies=[Depends(json_only)], summary="Ask a question")
+@router.post("/query", responses=_ANSWERED, dependencies=[Depends(json_only)], summary="Ask a question")
+@router.post("/v1/query", responses=_ANSWERED, dependencies=[Depends(json_only)], summary="Ask a question")
 async def ask(
     body: QueryBody,
     request: Request,
@@ -76,3 +79,22 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
         budget=body.budget,
         context_only=body.only_need_context,
     )
+
+
+@router.post("/search", responses=_FOUND, dependencies=[Depends(json_only)], summary="Search without an answer")
+@router.post("/v1/search", responses=_FOUND, dependencies=[Depends(json_only)], summary="Search without an answer")
+async def search(body: FindBody, caller: CallerDep, gateway: GatewayDep, _slot: SearchSlotDep) -> Response:
+    """Find the chunks of a collection that fit a question best, without generating an answer.
+
+    With budgets or ``only_need_context``, only what a query's prompt would contain.
+    """
+    question = body.query.strip()
+    request = body.to_search(question, "query", caller.tenant, gateway.settings)
+    gateway.readiness.require_retriever()
+    found, timings = await gateway.searches.run(request)
+    context: str | UnsetType = UNSET
+    if body.only_need_context or body.budget != UNBOUNDED:
+        found = await fitting(gateway.layout, question, found, gateway.settings.default_max_tokens, body.budget)
+    if body.only_need_context:
+        context = gateway.layout.context_text(found.docs, () if found.graph is None else found.graph.paths)
+    return json_response(SearchReply.of(found, request.collection, timings, "results.text" in body.include, context))

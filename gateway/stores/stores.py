@@ -8,8 +8,7 @@ from typing import Protocol
 from limits.aio.storage import MemoryStorage
 
 from gateway.settings import GatewaySettings
-from gateway.stores.query_log import QueryLog
-from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores.query_log import QueryLog, QueryLogFile
 from gateway.stores.uploads import NoRecords, UploadRecords
 from gateway.stores.windows import SlidingWindows, Windows
 

@@ -19,10 +19,8 @@ from typing import Literal
 import msgspec
 
 from gateway.wire.errors import ErrorBody
-from gateway.wire.logprobs import ScoredToken
-from gateway.wire.reply import Citation, Reply, SearchResult, Timings, Usage
+from gateway.wire.reply import Citation, Reply, Rewriting, ScoredToken, SearchResult, Timings, Usage
 from gateway.wire.reuse import FactsAttention, ReuseClass
-from gateway.wire.rewriting import Rewriting
 from protocol.graph import Subgraph
 from protocol.plans import Fallback
 from protocol.retrieval import Reranking
@@ -120,4 +118,4 @@ class QueryFailed(Event, frozen=True, kw_only=True, tag="query.failed"):
     error: ErrorBody
 
 
-TERMINAL = (QueryCompleted, QueryIncomplete, QueryFailed)
+QUERY_EVENTS = tuple(Event.__subclasses__())

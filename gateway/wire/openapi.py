@@ -1,6 +1,6 @@
 """Additions to FastAPI's OpenAPI document: the schemas of replies, which are msgspec structs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,75 +8,14 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.wire import events, reply
-from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, PrecomputeReply, WarmUpReply
-from gateway.wire.document_replies import (
-    ChunkReply,
-    CollectionList,
-    Deleted,
-    DocumentList,
-    DocumentReply,
-    GraphReply,
-    JobReply,
-)
 from gateway.wire.errors import ErrorReply
-from gateway.wire.openai.chat import ChatCompletion
-from gateway.wire.openai.completions import Completion
-from gateway.wire.openai.embeddings import EmbeddingList
-from gateway.wire.openai.models import Model, ModelList
-from gateway.wire.openai.response_events import RESPONSE_EVENTS
-from gateway.wire.openai.response_object import ResponseObject
-from gateway.wire.schemas import DocumentBody, WarmBody
-from gateway.wire.search import SearchReply
-from gateway.wire.status_replies import ActivityReport, Health, Ready
 
 API_KEY, ADMIN_KEY = "api_key", "admin_key"
 """Names of the two security schemes."""
 
-QUERY_EVENTS: tuple[type, ...] = (
-    events.QueryCreated,
-    events.RetrievalStage,
-    events.RetrievalCompleted,
-    events.CacheResolved,
-    events.OutputTextDelta,
-    events.AnnotationAdded,
-    events.QueryCompleted,
-    events.QueryIncomplete,
-    events.QueryFailed,
-)
-
 _REFERENCE = "#/components/schemas/{name}"
-_TYPES = (
-    ErrorReply,
-    reply.Reply,
-    SearchReply,
-    *QUERY_EVENTS,
-    ChatCompletion,
-    Completion,
-    ResponseObject,
-    *RESPONSE_EVENTS,
-    EmbeddingList,
-    Model,
-    ModelList,
-    ChunkReply,
-    CollectionList,
-    Deleted,
-    DocumentList,
-    DocumentReply,
-    GraphReply,
-    JobReply,
-    CacheStats,
-    CacheTree,
-    ActivityReport,
-    Dropped,
-    Pinned,
-    PrecomputeReply,
-    WarmUpReply,
-    Health,
-    Ready,
-)
-_BODIES: tuple[type[BaseModel], ...] = (DocumentBody, WarmBody)
-"""Bodies that a route reads itself, so FastAPI does not know their schemas."""
+_described: dict[str, type] = {}
+"""What ``reference`` was asked for, by name: replies, and bodies that a route reads itself."""
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -93,8 +32,14 @@ def json_reply(kind: type, description: str, **headers: str) -> dict[str, Any]:
     return described
 
 
-def event_stream(*kinds: type) -> dict[str, Any]:
-    """Describe server-sent events: named, with JSON data of these kinds, or unnamed if there are no kinds."""
+def answer(kind: type, description: str, *events: type) -> dict[str, Any]:
+    """Describe a JSON reply that may be streamed instead: as named ``events``, or as unnamed ones if none are given."""
+    described = json_reply(kind, description)
+    described["content"]["text/event-stream"] = _event_stream(events)
+    return described
+
+
+def _event_stream(kinds: Sequence[type]) -> dict[str, Any]:
     data: dict[str, Any] = {"type": "string"}
     if kinds:
         data |= {
@@ -107,7 +52,8 @@ def event_stream(*kinds: type) -> dict[str, Any]:
 
 
 def reference(kind: type) -> dict[str, str]:
-    """Reference to the schema of a reply or a body."""
+    """Reference to the schema of a reply or a body, which the document then has."""
+    _described[kind.__name__] = kind
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
@@ -146,8 +92,7 @@ def describe(app: FastAPI, needed: Mapping[str, bool]) -> None:
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
-            schemas.update(msgspec.json.schema_components(_TYPES, ref_template=_REFERENCE)[1])
-            schemas.update(_body_schemas())
+            schemas.update(_referenced_schemas())
             _remove_schemes(document, {scheme for scheme, in_use in needed.items() if not in_use})
         assert app.openapi_schema is not None
         return app.openapi_schema
@@ -155,11 +100,14 @@ def describe(app: FastAPI, needed: Mapping[str, bool]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _body_schemas() -> dict[str, Any]:
+def _referenced_schemas() -> dict[str, Any]:
+    bodies = [kind for kind in _described.values() if issubclass(kind, BaseModel)]
+    replies = [kind for kind in _described.values() if kind not in bodies]
+    schemas: dict[str, Any] = msgspec.json.schema_components(replies, ref_template=_REFERENCE)[1]
     _, described = models_json_schema(
-        [(body, "validation") for body in _BODIES], ref_template=_REFERENCE.format(name="{model}")
+        [(body, "validation") for body in bodies], ref_template=_REFERENCE.format(name="{model}")
     )
-    schemas: dict[str, Any] = described["$defs"]
+    schemas.update(described["$defs"])
     return schemas
 
 

@@ -1,20 +1,82 @@
 """The reply to a query, as JSON and in ``query.completed``."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from gateway.wire.document_replies import chunk_url, document_url
-from gateway.wire.logprobs import ScoredToken
 from gateway.wire.reuse import FactsAttention, ReuseClass
-from gateway.wire.rewriting import Rewriting
-from gateway.wire.timeline import TimelineEntry
 from protocol.filters import Attributes
-from protocol.generation import FinishReason
+from protocol.generation import FinishReason, TokenLogprob
 from protocol.graph import Subgraph
 from protocol.plans import Fallback
 from protocol.retrieval import CandidateSet, Chunk, Lines, Pages, Reranking, SearchKind
+
+
+class RewriteFailure(StrEnum):
+    """Why a follow-up was searched as it is.
+
+    The model did not rewrite it in time (``timeout``), could not be asked (``failed``), or wrote no question
+    (``empty``) or one that did not end (``too_long``).
+    """
+
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    EMPTY = "empty"
+    TOO_LONG = "too_long"
+
+
+class Rewriting(msgspec.Struct, frozen=True):
+    """A follow-up that was to be rewritten before the search, which took ``elapsed_ms`` and ``tokens`` of the model.
+
+    ``question`` is what was searched. If the rewriting ``failed``, ``reason`` says why, and the search was for the
+    follow-up joined with the questions before it.
+    """
+
+    status: Literal["done", "failed"]
+    reason: RewriteFailure | None
+    question: str | None
+    elapsed_ms: float
+    tokens: int
+
+
+_LEAST = -9999.0
+"""Stands for the logarithm of 0, which JSON has no number for."""
+
+
+class LikelyToken(msgspec.Struct, frozen=True):
+    """A token's text, its UTF-8 ``bytes``, and the natural logarithm of its probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    """A token of an answer. ``top_logprobs`` are the most likely tokens in its place, best first."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: tuple[LikelyToken, ...]
+
+
+def scored(token: TokenLogprob, alternatives: int) -> ScoredToken:
+    """The token with this number of most likely ones in its place."""
+    best = sorted(token.alternatives.items(), key=lambda item: item[1], reverse=True)[:alternatives]
+    text = token.texts.get(token.token_id, "")
+    return ScoredToken(
+        text,
+        list(text.encode("utf-8", "replace")),
+        max(token.logprob, _LEAST),
+        tuple(_likely(token.texts.get(token_id, ""), logprob) for token_id, logprob in best),
+    )
+
+
+def _likely(text: str, logprob: float) -> LikelyToken:
+    return LikelyToken(text, list(text.encode("utf-8", "replace")), max(logprob, _LEAST))
 
 
 class SearchResult(msgspec.Struct, frozen=True):
@@ -73,6 +135,27 @@ class CitedPassage(msgspec.Struct, frozen=True):
     chunk_id: str
     overlap: float
     spans: tuple[TextSpan, ...]
+
+
+EntryName = Literal[
+    "rewrite", "retrieval_stage", "rerank", "speculation", "queue", "kv_load", "prefill", "first_token", "decode", "end"
+]  # fmt: skip
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A phase of ``duration_ms``, or a moment without duration, ``at_ms`` after the query's arrival.
+
+    The ``detail`` of a ``rewrite`` says how many tokens the model took, or why the follow-up was not rewritten.
+    The ``detail`` of a ``rerank`` says how many chunks were reranked, or why they were not. A ``speculation`` ends with
+    its outcome, given as ``detail``: ``confirmed``, ``wrong`` or ``gave_way``. ``kv_load`` is the first part of
+    ``prefill``. Both lie within the speculation if one was confirmed. ``first_token`` is the moment at which the first
+    token could be sent.
+    """
+
+    name: EntryName
+    at_ms: float
+    duration_ms: float | None = None
+    detail: str | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

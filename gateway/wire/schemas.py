@@ -3,17 +3,26 @@
 The API key determines the tenant. Only administrators may name another tenant in a body.
 """
 
+from collections.abc import Sized
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    model_validator,
+)
 
 from gateway.settings import GatewaySettings
-from gateway.wire.context_fields import ContextFields
-from gateway.wire.entries import at_most
-from gateway.wire.filters import RequestFilter
+from protocol import filters as protocol_filters
 from protocol.documents import DEFAULT_COLLECTION, MOST_TRIPLETS
 from protocol.errors import QuestionTooLong
-from protocol.graph import GraphMode
+from protocol.filters import AttributeValue
+from protocol.graph import ContextBudget, GraphMode
 from protocol.plans import DocumentOrder, Reuse
 from protocol.retrieval import SearchKind, SearchRequest
 
@@ -41,11 +50,119 @@ Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # integers that all JSON parsers represent exactly
 RecomputeShare = Annotated[float, Field(ge=0, le=1)]
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuse objects and lists with more entries before they are looked at.
+
+    pydantic's own ``max_length`` counts them once all are validated, and describes every invalid one.
+    """
+
+    def few(given: object) -> object:
+        if isinstance(given, Sized) and not isinstance(given, str) and len(given) > count:
+            raise ValueError(f"has {len(given):,} entries; the limit is {count:,}")
+        return given
+
+    return BeforeValidator(few)
+
+
 AttributeMap = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=256)], StrictBool | float | StrictStr],
     Field(max_length=64),
     at_most(64),
 ]
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+_FIELDS = 8
+"""No filter has more fields."""
+
+Value = StrictBool | float | StrictStr
+
+
+class ComparisonFilter(BaseModel):
+    """Compares an attribute with a value."""
+
+    model_config = _STRICT
+    key: str = Field(min_length=1, max_length=256)
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte"]
+    value: Value
+
+    def to_protocol(self) -> protocol_filters.Filter:
+        """Convert to the retriever's filter."""
+        return protocol_filters.Comparison(self.key, self.type, self.value)
+
+
+class MembershipFilter(BaseModel):
+    """Compares an attribute with a list of values."""
+
+    model_config = _STRICT
+    key: str = Field(min_length=1, max_length=256)
+    type: Literal["in", "nin"]
+    value: Annotated[list[Value], Field(fail_fast=True)] = Field(max_length=1000)
+
+    def to_protocol(self) -> protocol_filters.Filter:
+        """Convert to the retriever's filter."""
+        values: tuple[AttributeValue, ...] = tuple(self.value)
+        return protocol_filters.Comparison(self.key, self.type, values)
+
+
+class CompoundFilter(BaseModel):
+    """Filters of which all (``and``) or at least one (``or``) must match."""
+
+    model_config = _STRICT
+    type: Literal["and", "or"]
+    filters: Annotated[list["RequestFilter"], Field(fail_fast=True)] = Field(min_length=1, max_length=100)
+
+    def to_protocol(self) -> protocol_filters.Filter:
+        """Convert to the retriever's filter."""
+        return protocol_filters.Compound(self.type, tuple(inner.to_protocol() for inner in self.filters))
+
+
+def as_requested(given: protocol_filters.Filter) -> dict[str, object]:
+    """Convert the retriever's filter to the request's format, as JSON values."""
+    if isinstance(given, protocol_filters.Compound):
+        return {"type": given.op, "filters": [as_requested(inner) for inner in given.filters]}
+    return {"key": given.key, "type": given.op, "value": given.value}
+
+
+RequestFilter = Annotated[
+    ComparisonFilter | MembershipFilter | CompoundFilter, Field(discriminator="type"), at_most(_FIELDS)
+]
+CompoundFilter.model_rebuild()
+
+MAX_CONTEXT_TOKENS = 1_000_000
+
+_Tokens = Annotated[int, Field(ge=0, le=MAX_CONTEXT_TOKENS)]
+
+
+class ContextFields(BaseModel):
+    """How much of what a search found is in the prompt, in tokens of the model, and whether it is answered at all.
+
+    The first two bound the facts of a graph, so they change nothing in mode ``naive``.
+    """
+
+    max_entity_tokens: _Tokens | None = Field(
+        default=None, description="Most tokens of the facts about one entity of the question. 0: no facts."
+    )
+    max_relation_tokens: _Tokens | None = Field(
+        default=None,
+        description="Most tokens of all facts. 0: no facts. By default, a quarter of what the model's context leaves "
+        "beside question and answer.",
+    )
+    max_total_tokens: Annotated[int, Field(ge=1, le=MAX_CONTEXT_TOKENS)] | None = Field(
+        default=None,
+        description="Most tokens of the prompt: system prompt, documents, facts and conversation. Documents are left "
+        "out from the end.",
+    )
+    only_need_context: StrictBool = Field(
+        default=False, description="Whether the answer is the context that the model would read, instead of its words."
+    )
+
+    @property
+    def budget(self) -> ContextBudget:
+        """The bounds of the prompt's context."""
+        return ContextBudget(self.max_entity_tokens, self.max_relation_tokens, self.max_total_tokens)
 
 
 class SearchBody(BaseModel):

@@ -5,9 +5,8 @@ from typing import Literal
 import msgspec
 from pydantic import ConfigDict, Field
 
-from gateway.wire.context_fields import ContextFields
 from gateway.wire.reply import SearchResult, search_results
-from gateway.wire.schemas import Question, SearchBody
+from gateway.wire.schemas import ContextFields, Question, SearchBody
 from protocol.graph import GraphMode, Subgraph
 from protocol.retrieval import CandidateSet, Reranking, SearchKind
 

@@ -32,7 +32,7 @@ from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings, Pace
-from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores.query_log import QueryLogFile
 from gateway.wire.events import QueryCompleted
 from gateway.wire.reply import Timings
 from generator.engines.engine import Engine

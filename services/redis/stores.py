@@ -8,8 +8,7 @@ from limits.aio.storage import MemoryStorage, RedisStorage
 from prometheus_client import CollectorRegistry
 
 from gateway.settings import GatewaySettings
-from gateway.stores.query_log import QueryLog
-from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores.query_log import QueryLog, QueryLogFile
 from gateway.stores.uploads import UploadRecords
 from gateway.stores.windows import SlidingWindows, Windows
 from services.redis.link import TIMEOUT_S, RedisLink

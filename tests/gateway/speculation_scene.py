@@ -22,7 +22,7 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.approximate_answers import ApproximateAnswers
-from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores.query_log import QueryLogFile
 from gateway.wire import events
 from protocol.errors import UnknownPlan
 from protocol.generation import GenerationStep, PrefillResult, Sampling, StepBudget

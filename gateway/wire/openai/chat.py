@@ -11,23 +11,25 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from gateway.wire import events
-from gateway.wire.logprobs import ScoredToken
-from gateway.wire.openai.body_fields import ChoiceFields, ConversationFields, StreamFields
-from gateway.wire.openai.messages import ASKS, ChatTurn
-from gateway.wire.openai.parameters import OpenAIBody
-from gateway.wire.openai.response_format import ResponseFormat
-from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
-from gateway.wire.openai.stream_record import StreamRecord
-from gateway.wire.reply import Citation, Reply, Usage
-from gateway.wire.rewriting import Rewriting
+from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, usage_of
+from gateway.wire.openai.request_fields import (
+    ASKS,
+    ChatTurn,
+    ChoiceFields,
+    ConversationFields,
+    OpenAIBody,
+    ResponseFormat,
+    SamplingFields,
+    TopLogprobs,
+)
+from gateway.wire.reply import Citation, Reply, Rewriting, ScoredToken, Usage
 from gateway.wire.schemas import AnswerBody, MaxTokens
 from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling
 from protocol.prompts import ChatMessage
 
 
-class ChatBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
+class ChatBody(ChoiceFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
     """OpenAI's chat request, plus our fields of an answer and of a conversation, and vLLM's sampling parameters."""
 
     model: str = Field(min_length=1)
@@ -137,66 +139,50 @@ def chat_completion(replies: Sequence[Reply]) -> ChatCompletion:
             )
             for index, reply in enumerate(replies)
         ),
-        usage=Usage.of_choices([reply.usage for reply in replies]),
+        usage=usage_of(replies),
         citations=first.citations,
         partial=first.partial,
         rewriting=first.rewriting,
     )
 
 
-class ChatChunks:
-    """Converts the events of ``count`` choices into chunks. The first one, at the first text, has the citations."""
+class ChatChunks(ChoiceStream[ChatChunk]):
+    """A chat's chunks. The first one, at the first text, has the citations."""
 
-    def __init__(self, count: int, include_usage: bool) -> None:
-        self._record = StreamRecord(count, include_usage)
+    def __init__(self, body: ChoiceFields) -> None:
+        super().__init__(body)
         self._opened: set[int] = set()
 
-    def of(self, index: int, event: events.Event) -> list[ChatChunk]:
-        """The chunks of a choice's next event."""
-        self._record.note(index, event)
-        match event:
-            case events.OutputTextDelta():
-                text = self._chunk(index, Delta(content=event.delta), logprobs=event.logprobs)
-                return [*self._opening(index), text]
-            case events.QueryCompleted():
-                return [*self._opening(index), *self._closing(index, event)]
-        return []
+    def _text(self, index: int, text: str, tokens: Tokens) -> list[ChatChunk]:
+        return [*self._opening(index), self._chunk(index, Delta(content=text), tokens)]
+
+    def _last(self, index: int, reply: Reply, tokens: Tokens) -> list[ChatChunk]:
+        return [*self._opening(index), self._chunk(index, Delta(), tokens, reply.finish_reason)]
 
     def _opening(self, index: int) -> list[ChatChunk]:
         if index in self._opened:
             return []
         opening = self._chunk(index, Delta(role="assistant", content=""))
-        record = self._record
         if not self._opened:
-            cited = tuple(record.citations)
             opening = msgspec.structs.replace(
-                opening, citations=cited, partial=record.partial, rewriting=record.rewriting
+                opening, citations=tuple(self._citations), partial=self._partial, rewriting=self._rewriting
             )
         self._opened.add(index)
         return [opening]
 
-    def _closing(self, index: int, completed: events.QueryCompleted) -> list[ChatChunk]:
-        left = self._record.left(index, completed)
-        return self._record.ending(self._chunk(index, Delta(), completed.response.finish_reason, left))
-
     def _chunk(
-        self,
-        index: int,
-        delta: Delta,
-        finish_reason: FinishReason | None = None,
-        logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET,
+        self, index: int, delta: Delta, tokens: Tokens = msgspec.UNSET, finish_reason: FinishReason | None = None
     ) -> ChatChunk:
-        created = self._record.created
         return ChatChunk(
-            id=_chat_id(created.query_id),
-            created=created.created_at,
-            model=created.model,
-            choices=(ChunkChoice(index=index, delta=delta, logprobs=_logprobs(logprobs), finish_reason=finish_reason),),
-            usage=self._record.no_usage,
+            id=_chat_id(self._query.query_id),
+            created=self._query.created_at,
+            model=self._query.model,
+            choices=(ChunkChoice(index=index, delta=delta, logprobs=_logprobs(tokens), finish_reason=finish_reason),),
+            usage=self._no_usage,
         )
 
 
-def _logprobs(tokens: tuple[ScoredToken, ...] | msgspec.UnsetType) -> ChoiceLogprobs | None:
+def _logprobs(tokens: Tokens) -> ChoiceLogprobs | None:
     return None if tokens is msgspec.UNSET else ChoiceLogprobs(content=tokens)
 
 

@@ -11,12 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from gateway.wire import events
-from gateway.wire.logprobs import ScoredToken
-from gateway.wire.openai.body_fields import ChoiceFields, StreamFields
-from gateway.wire.openai.parameters import OpenAIBody
-from gateway.wire.openai.sampling_fields import SamplingFields, TopLogprobs
-from gateway.wire.openai.stream_record import StreamRecord
+from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, usage_of
+from gateway.wire.openai.request_fields import ChoiceFields, OpenAIBody, SamplingFields, TopLogprobs
 from gateway.wire.reply import Citation, Reply, Usage
 from gateway.wire.schemas import AnswerBody, MaxTokens, Question
 from protocol.errors import UnsupportedParameter
@@ -27,7 +23,7 @@ _TokenIds = Annotated[list[int], Field(fail_fast=True)]
 _TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 
 
-class CompletionBody(ChoiceFields, StreamFields, OpenAIBody, AnswerBody, SamplingFields):
+class CompletionBody(ChoiceFields, OpenAIBody, AnswerBody, SamplingFields):
     """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
 
     model: str = Field(min_length=1)
@@ -94,54 +90,43 @@ def completion(replies: Sequence[Reply]) -> Completion:
             )
             for index, reply in enumerate(replies)
         ),
-        usage=Usage.of_choices([reply.usage for reply in replies]),
+        usage=usage_of(replies),
         citations=first.citations,
         partial=first.partial,
     )
 
 
-class CompletionChunks:
-    """Converts the events of ``count`` choices into the objects of a stream."""
+class CompletionChunks(ChoiceStream[Completion]):
+    """The objects of a completion's stream. The first one has the citations."""
 
-    def __init__(self, count: int, include_usage: bool) -> None:
-        self._record = StreamRecord(count, include_usage)
+    def __init__(self, body: ChoiceFields) -> None:
+        super().__init__(body)
         self._opened = False
         # Of each choice's next token with a log probability.
         self._offsets = Counter[int]()
 
-    def of(self, index: int, event: events.Event) -> list[Completion]:
-        """The objects of a choice's next event."""
-        self._record.note(index, event)
-        match event:
-            case events.OutputTextDelta():
-                return [self._part(index, event.delta, event.logprobs)]
-            case events.QueryCompleted():
-                left = self._record.left(index, event)
-                return self._record.ending(self._part(index, "", left, event.response.finish_reason))
-        return []
+    def _text(self, index: int, text: str, tokens: Tokens) -> list[Completion]:
+        return [self._part(index, text, tokens)]
 
-    def _part(
-        self,
-        index: int,
-        text: str,
-        tokens: tuple[ScoredToken, ...] | msgspec.UnsetType,
-        finish_reason: FinishReason | None = None,
-    ) -> Completion:
-        created, opened, self._opened = self._record.created, self._opened, True
+    def _last(self, index: int, reply: Reply, tokens: Tokens) -> list[Completion]:
+        return [self._part(index, "", tokens, reply.finish_reason)]
+
+    def _part(self, index: int, text: str, tokens: Tokens, finish_reason: FinishReason | None = None) -> Completion:
+        opened, self._opened = self._opened, True
         logprobs = _logprobs(tokens, self._offsets[index])
         self._offsets[index] += 0 if tokens is msgspec.UNSET else sum(len(token.token) for token in tokens)
         return Completion(
-            id=_completion_id(created.query_id),
-            created=created.created_at,
-            model=created.model,
+            id=_completion_id(self._query.query_id),
+            created=self._query.created_at,
+            model=self._query.model,
             choices=(CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason),),
-            usage=self._record.no_usage,
-            citations=msgspec.UNSET if opened else tuple(self._record.citations),
-            partial=msgspec.UNSET if opened else self._record.partial,
+            usage=self._no_usage,
+            citations=msgspec.UNSET if opened else tuple(self._citations),
+            partial=msgspec.UNSET if opened else self._partial,
         )
 
 
-def _logprobs(tokens: tuple[ScoredToken, ...] | msgspec.UnsetType, offset: int) -> CompletionLogprobs | None:
+def _logprobs(tokens: Tokens, offset: int) -> CompletionLogprobs | None:
     if tokens is msgspec.UNSET:
         return None
     offsets = []

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from gateway.wire.openai.parameters import OpenAIBody
+from gateway.wire.openai.request_fields import OpenAIBody
 from gateway.wire.schemas import Text
 from protocol.embeddings import EmbeddingRequest, Embeddings, TextKind
 from protocol.errors import UnsupportedParameter

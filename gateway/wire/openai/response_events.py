@@ -21,12 +21,11 @@ from typing import TypedDict
 import msgspec
 
 from gateway.wire import events
-from gateway.wire.logprobs import ScoredToken
-from gateway.wire.openai.response_body import ResponseBody
-from gateway.wire.openai.response_object import (
+from gateway.wire.openai.responses import (
     FileCitation,
     OutputMessage,
     OutputText,
+    ResponseBody,
     ResponseObject,
     ended,
     failed,
@@ -35,7 +34,7 @@ from gateway.wire.openai.response_object import (
     output_text,
     response_in_progress,
 )
-from gateway.wire.reply import Reply
+from gateway.wire.reply import Reply, ScoredToken
 from protocol.errors import RagtreeError
 from protocol.generation import Sampling
 
@@ -138,20 +137,7 @@ class ResponseFailed(ResponseEvent, frozen=True, kw_only=True, tag="response.fai
     response: ResponseObject
 
 
-RESPONSE_EVENTS: tuple[type[ResponseEvent], ...] = (
-    ResponseCreated,
-    ResponseInProgress,
-    OutputItemAdded,
-    ContentPartAdded,
-    TextAnnotationAdded,
-    TextDelta,
-    TextDone,
-    ContentPartDone,
-    OutputItemDone,
-    ResponseCompleted,
-    ResponseIncomplete,
-    ResponseFailed,
-)
+RESPONSE_EVENTS = tuple(ResponseEvent.__subclasses__())
 
 
 class _Stamp(TypedDict):

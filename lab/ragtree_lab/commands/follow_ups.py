@@ -25,7 +25,7 @@ def follow_ups(
     as_json: JsonOption = False,
 ) -> None:
     """Search the last questions of conversations alone, joined with those before them, and rewritten by the model."""
-    from gateway.search.follow_ups import FollowUps
+    from gateway.query.follow_ups import FollowUps
     from ragtree_lab.follow_ups.benchmark import KINDS, FollowUpBenchmark
 
     config = load_config()

@@ -7,8 +7,7 @@ from uuid import uuid4
 import msgspec
 
 from examine.measuring.engines import INSTANCE, generate
-from gateway.search.follow_ups import EARLIER_QUESTIONS
-from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
+from gateway.query.follow_ups import EARLIER_QUESTIONS, question_in, rewriting_prompt, rewriting_sampling
 from generator.engines.vllm_engine import VllmEngine
 from protocol.parts import PromptLayout
 from protocol.plans import PrefillPlan

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from gateway_fakes import ANSWER, eventually, whenever_possible
 
-from gateway.limits.token_meter import TokenMeter
+from gateway.limits.tokens import TokenMeter
 from protocol.errors import EngineDied
 
 CHAT = {"model": "fake-model", "messages": [{"role": "user", "content": "x"}], "temperature": 1}

@@ -11,7 +11,7 @@ from page_browser import PHONE, Browser
 from page_stack import PageStack, documents, serving
 from selenium.webdriver.common.keys import Keys
 
-from gateway.query.activity import Activity
+from gateway.metrics.activity import Activity
 from gateway.settings import ApiKey
 
 QUESTION = "What is done with a document when it leaves the GPU?"

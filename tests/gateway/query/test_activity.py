@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.query.activity import BUCKET_S, WINDOW_S, Activity
+from gateway.metrics.activity import BUCKET_S, WINDOW_S, Activity
 
 
 class Clock:

@@ -14,7 +14,7 @@ from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
-from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores.query_log import QueryLogFile
 from gateway.wire import events
 from protocol.errors import (
     DeadlineExceeded,

@@ -6,7 +6,7 @@ import pytest
 from gateway_fakes import Stack, whenever_possible
 from sse_reading import events_of, only_terminal
 
-from gateway.wire.timeline import Timeline, TimelineEntry
+from gateway.query.timeline import Timeline, TimelineEntry
 from protocol.generation import PrefillResult
 from protocol.tiers import Tier
 

@@ -1,6 +1,6 @@
 """What a conversation asks last."""
 
-from gateway.search.follow_ups import last_question
+from gateway.query.follow_ups import last_question
 from protocol.prompts import ChatMessage
 
 TALK = [

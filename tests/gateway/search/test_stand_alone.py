@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.search.stand_alone import question_in, rewriting_prompt, rewriting_sampling
+from gateway.query.follow_ups import question_in, rewriting_prompt, rewriting_sampling
 from protocol.prompts import ChatMessage
 
 TALK = (

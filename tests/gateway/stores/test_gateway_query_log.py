@@ -11,8 +11,8 @@ from gateway_fakes import MODEL, Stack
 from query_log_contract import QueryLogContract, as_search, search
 from structlog.testing import capture_logs
 
-from gateway.stores import query_log_file
-from gateway.stores.query_log_file import QueryLogFile
+from gateway.stores import query_log
+from gateway.stores.query_log import QueryLogFile
 from protocol.retrieval import SearchRequest
 
 
@@ -48,7 +48,7 @@ async def test_query_is_logged_to_a_private_file(tmp_path):
 
 
 async def test_two_files_hold_the_newest_queries(tmp_path, monkeypatch):
-    monkeypatch.setattr(query_log_file, "MIB", 400)
+    monkeypatch.setattr(query_log, "MIB", 400)
     await noted(tmp_path, *(search(number) for number in range(20)))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["queries.1.jsonl", "queries.jsonl"]
     assert all(file.stat().st_size <= 400 for file in tmp_path.iterdir())
@@ -95,7 +95,7 @@ async def test_logging_does_not_block_the_event_loop(tmp_path, monkeypatch):
         release.wait(10)
 
     monkeypatch.setattr(QueryLogFile, "_append", slow)
-    monkeypatch.setattr(query_log_file, "_MOST_WAITING", 3)
+    monkeypatch.setattr(query_log, "_MOST_WAITING", 3)
     log = QueryLogFile(tmp_path, 1)
     for number in range(10):
         log.note(search(number))

@@ -1,33 +1,10 @@
-"""The times of one query's phases."""
+"""The times of one query's phases and of its tokens."""
 
 from collections.abc import Callable
-from typing import Literal
 
-import msgspec
-
-from gateway.wire.rewriting import Rewriting
+from gateway.wire.reply import EntryName, Rewriting, TimelineEntry
 from protocol.generation import PrefillResult
 from protocol.retrieval import Reranking
-
-EntryName = Literal[
-    "rewrite", "retrieval_stage", "rerank", "speculation", "queue", "kv_load", "prefill", "first_token", "decode", "end"
-]  # fmt: skip
-
-
-class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A phase of ``duration_ms``, or a moment without duration, ``at_ms`` after the query's arrival.
-
-    The ``detail`` of a ``rewrite`` says how many tokens the model took, or why the follow-up was not rewritten.
-    The ``detail`` of a ``rerank`` says how many chunks were reranked, or why they were not. A ``speculation`` ends with
-    its outcome, given as ``detail``: ``confirmed``, ``wrong`` or ``gave_way``. ``kv_load`` is the first part of
-    ``prefill``. Both lie within the speculation if one was confirmed. ``first_token`` is the moment at which the first
-    token could be sent.
-    """
-
-    name: EntryName
-    at_ms: float
-    duration_ms: float | None = None
-    detail: str | None = None
 
 
 class Timeline:
@@ -92,3 +69,37 @@ class Timeline:
 
     def _add(self, name: EntryName, began_ms: float, ended_ms: float, detail: str | None) -> None:
         self._entries.append(TimelineEntry(name, began_ms, ended_ms - began_ms, detail))
+
+
+class TokenTimes:
+    """Counts the tokens of an answer, and measures the time to the first one and between them.
+
+    ``first_ms`` is in milliseconds since the query's arrival; None before the first token.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.first_ms: float | None = None
+        self._last_ms = 0.0
+        self._longest_gap_ms = 0.0
+
+    def record(self, at_ms: float, tokens: int) -> None:
+        """Record a step with at least one token, ``at_ms`` after the query's arrival."""
+        if self.first_ms is None:
+            self.first_ms = at_ms
+        else:
+            self._longest_gap_ms = max(self._longest_gap_ms, at_ms - self._last_ms)
+        self._last_ms = at_ms
+        self.tokens += tokens
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds from the query's arrival to its first token; None before it."""
+        return None if self.first_ms is None else self.first_ms / 1000
+
+    @property
+    def gaps_s(self) -> tuple[float, float] | None:
+        """Mean and longest time between two tokens, in seconds; None before the second token."""
+        if self.first_ms is None or self.tokens < 2:
+            return None
+        return (self._last_ms - self.first_ms) / (self.tokens - 1) / 1000, self._longest_gap_ms / 1000

@@ -4,14 +4,41 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Literal
 
-from gateway.wire.status_replies import ActivityBucket, ActivityReport
+import msgspec
 
 BUCKET_S = 5.0
 WINDOW_S = 900.0
 
 _GROWTH = 1.05
 _SHORTEST_S, _LONGEST_S = 1e-4, 1e4
+
+
+class ActivityBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries that ended, and requests that were refused, in one bucket of time. It began ``ago_s`` seconds ago.
+
+    ``first_tokens`` counts the queries that had a first token; without any, the percentiles are null.
+    ``cached_tokens`` is the cached part of ``prompt_tokens``.
+    """
+
+    ago_s: float
+    queries: int
+    first_tokens: int
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    rejected: int
+
+
+class ActivityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The last ``window_s`` seconds of this gateway, oldest first. Empty buckets are left out."""
+
+    object: Literal["gateway.activity"] = "gateway.activity"
+    bucket_s: float
+    window_s: float
+    buckets: tuple[ActivityBucket, ...]
 
 
 class Activity:

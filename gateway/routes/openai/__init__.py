@@ -1,1 +1,0 @@
-"""OpenAI's endpoints over the query pipeline and the embedder."""

@@ -1,1 +1,0 @@
-"""Searches: how the gateway asks the retriever, for a query or for their own sake."""
