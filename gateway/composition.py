@@ -7,16 +7,12 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway.background.donors import Donors
+from gateway.background.cache_filling import CacheFilling
+from gateway.background.donors import Donors, IngestedPrefill
 from gateway.background.forgetting import Forgetting
-from gateway.background.idle_prefill import IdlePrefill
-from gateway.background.idle_time import IdleTime
-from gateway.background.ingested import IngestedPrefill
+from gateway.background.idle import IdlePrefill, IdleTime
 from gateway.background.past_queries import PastQueries
-from gateway.background.precomputation import Precomputations
-from gateway.background.replay import Replay
 from gateway.background.shadow import Shadow
-from gateway.background.warmup import WarmUps
 from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Keyring
 from gateway.limits.quotas import Quotas
@@ -72,9 +68,8 @@ class Composition:
         runs = QueryRuns(pipeline, readiness.on_query_error)
         idle = IdleTime(runs, readiness)
         prefill = IdlePrefill(parts, self._tasks, settings)
-        replay = Replay(parts, idle, prefill, settings)
         self._shadow = Shadow(approximate, idle, parts, metrics=metrics, tasks=self._tasks, settings=settings)
-        past = PastQueries(replay, stores.query_log, settings)
+        past = PastQueries(parts, idle, prefill, stores.query_log, settings)
         donors = Donors(parts, idle, prefill)
         self._ingested = IngestedPrefill(parts.retriever, donors, metrics, enabled=settings.prefill_ingested)
         self.gateway = Gateway(
@@ -87,8 +82,7 @@ class Composition:
             searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
             ingested=self._ingested,
             forgetting=Forgetting(parts.retriever, parts.controller, settings, readiness, metrics),
-            warm_ups=WarmUps(past, replay),
-            precomputations=Precomputations(parts, idle, past=past, replay=replay, donors=donors, metrics=metrics),
+            filling=CacheFilling(parts, idle, past, donors, metrics),
             readiness=readiness,
             keyring=keyring,
             quotas=Quotas(stores.windows, self._tasks, settings),
@@ -109,8 +103,8 @@ class Composition:
         async with gateway.stores.opened(), gateway.readiness.watching(), gateway.forgetting.sweeping():
             async with self._shadow.comparing(), self._ingested.prefilling():
                 yield
-            await gateway.warm_ups.jobs.shutdown()
-            await gateway.precomputations.jobs.shutdown()
+            await gateway.filling.warm_ups.shutdown()
+            await gateway.filling.precomputations.shutdown()
             await gateway.runs.shutdown()
             await self._tasks.drain(gateway.settings.pace.drain_s)
             await asyncio.to_thread(self._tracing.close)

@@ -1,14 +1,15 @@
-"""Jobs that fill the cache in the background, one of a kind at a time."""
+"""Jobs in the background and their progress, one of a kind at a time."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 import msgspec
 import structlog
 
+from gateway.background.idle import Outcome
 from protocol.errors import Conflict, InternalError, RagtreeError, UnknownJob
 
 log = structlog.get_logger(__name__)
@@ -19,11 +20,36 @@ Ending: TypeAlias = Literal["completed", "no_room", "failed"]
 CacheJobStatus: TypeAlias = Literal["queued", "in_progress", "cancelled"] | Ending
 
 
+class Prefills(msgspec.Struct, kw_only=True):
+    """What became of ``total`` prefills so far.
+
+    ``computed`` are new in the tree, ``present`` were there already, for ``no_room`` the tiers had no room, and
+    ``failed`` raised an error.
+    """
+
+    total: int = 0
+    computed: int = 0
+    present: int = 0
+    no_room: int = 0
+    failed: int = 0
+
+    @property
+    def cached(self) -> int:
+        """How many are in the tree."""
+        return self.computed + self.present
+
+    def add(self, outcome: Outcome | Literal["failed"], count: int = 1) -> None:
+        """Count prefills that ended. There may be more than were expected, if documents have come since."""
+        setattr(self, outcome, getattr(self, outcome) + count)
+        self.total = max(self.total, self.cached + self.no_room + self.failed)
+
+
 class CacheJob(msgspec.Struct, kw_only=True):
     """A job and its progress. Changes while it runs; readers must not modify it.
 
-    Of ``queries``, ``resolved`` found documents and ``unresolved`` did not. ``computed_tokens`` were prefilled. Times
-    are seconds since the epoch.
+    Of past ``queries``, ``resolved`` found documents and ``unresolved`` did not. ``sequences`` are those of their
+    documents. Of ``documents`` that are prefilled by themselves, ``documents_done`` are done; ``chunks`` are those of
+    all of them. ``computed_tokens`` were prefilled. Times are seconds since the epoch.
     """
 
     job_id: str
@@ -33,6 +59,10 @@ class CacheJob(msgspec.Struct, kw_only=True):
     queries: int = 0
     resolved: int = 0
     unresolved: int = 0
+    sequences: Prefills = msgspec.field(default_factory=Prefills)
+    documents: int = 0
+    documents_done: int = 0
+    chunks: Prefills = msgspec.field(default_factory=Prefills)
     computed_tokens: int = 0
     last_error: RagtreeError | None = None
 
@@ -47,10 +77,10 @@ class CacheJob(msgspec.Struct, kw_only=True):
         self.last_error = error or self.last_error
 
 
-J = TypeVar("J", bound=CacheJob)
+Work: TypeAlias = Callable[[CacheJob], Coroutine[Any, Any, Ending]]
 
 
-class CacheJobs(Generic[J]):
+class CacheJobs:
     """Runs one job at a time, and keeps the last one. Jobs end with the gateway.
 
     ``name`` names a job in messages. ``prefix`` begins its ids.
@@ -59,29 +89,26 @@ class CacheJobs(Generic[J]):
     def __init__(self, name: str, prefix: str) -> None:
         self._name = name
         self._prefix = prefix
-        self._last: tuple[J, asyncio.Task[None]] | None = None
+        self._last: tuple[CacheJob, asyncio.Task[None]] | None = None
 
-    def start(self, new: Callable[[str], J], work: Callable[[J], Coroutine[Any, Any, Ending]]) -> J:
-        """Start the job that ``new`` makes for an id, and do its ``work`` in the background.
-
-        Raises Conflict while another job runs.
-        """
+    def start(self, work: Work) -> CacheJob:
+        """Start a job, whose ``work`` is done in the background. Raises Conflict while another job runs."""
         if self._last is not None and not self._last[0].ended:
             raise Conflict(f"The {self._name} {self._last[0].job_id} is still running; wait for its end.")
-        job = new(f"{self._prefix}_{uuid4().hex}")
+        job = CacheJob(job_id=f"{self._prefix}_{uuid4().hex}")
         task = asyncio.create_task(self._run(job, work))
         # Not a finally in _run: a task that is cancelled before its first step never enters it.
         task.add_done_callback(lambda _: _end(job))
         self._last = job, task
         return job
 
-    def get(self, job_id: str) -> J:
+    def get(self, job_id: str) -> CacheJob:
         """The last job. Raises UnknownJob for any other id."""
         if self._last is None or self._last[0].job_id != job_id:
             raise UnknownJob(f"There is no job {job_id!r}.", "job_id")
         return self._last[0]
 
-    async def cancel(self, job_id: str) -> J:
+    async def cancel(self, job_id: str) -> CacheJob:
         """Cancel the last job, which changes nothing if it has ended. Raises UnknownJob for any other id."""
         job = self.get(job_id)
         await self.shutdown()
@@ -94,7 +121,7 @@ class CacheJobs(Generic[J]):
             task.cancel()
             await asyncio.wait({task})
 
-    async def _run(self, job: J, work: Callable[[J], Coroutine[Any, Any, Ending]]) -> None:
+    async def _run(self, job: CacheJob, work: Work) -> None:
         job.status = "in_progress"
         try:
             job.status = await work(job)

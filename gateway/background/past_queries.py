@@ -1,16 +1,24 @@
-"""Past queries, and the sequences of documents that they ask for."""
+"""Past queries, the sequences of documents that they ask for, and their replay on idle capacity."""
 
 from collections import Counter
+from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
+from uuid import uuid4
 
 from gateway.background.cache_jobs import CacheJob
-from gateway.background.replay import Replay
+from gateway.background.idle import IdlePrefill, IdleTime, Prefilled
+from gateway.deadline import Deadline
+from gateway.limits.auth import namespace_of
+from gateway.query.laid_out import laid_out
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log import QueryLog
 from gateway.wire.schemas import WarmQuery
-from protocol.errors import RagtreeError
-from protocol.retrieval import SearchRequest
+from protocol.errors import NoDocuments, RagtreeError
+from protocol.parts import Parts
+from protocol.plans import AdmissionRequest, Reuse
+from protocol.prompts import ChatMessage, Prompt
+from protocol.retrieval import CandidateSet, SearchRequest
 
 
 class PastSequence(NamedTuple):
@@ -21,10 +29,17 @@ class PastSequence(NamedTuple):
 
 
 class PastQueries:
-    """Reads the query log, and finds out which sequences of documents past queries ask for."""
+    """Reads the query log, finds the documents that past queries ask for, and prefills them while the stack is idle.
 
-    def __init__(self, replay: Replay, query_log: QueryLog, settings: GatewaySettings) -> None:
-        self._replay = replay
+    The gateway's own queries interrupt that at any point. Replay one query at a time.
+    """
+
+    def __init__(
+        self, parts: Parts, idle: IdleTime, prefill: IdlePrefill, query_log: QueryLog, settings: GatewaySettings
+    ) -> None:
+        self._parts = parts
+        self._idle = idle
+        self._prefill = prefill
         self._query_log = query_log
         self._settings = settings
 
@@ -56,7 +71,7 @@ class PastQueries:
         first: dict[tuple[str, tuple[str, ...]], SearchRequest] = {}
         for search, times in asked.items():
             try:
-                sequence = search.tenant, await self._replay.documents(search)
+                sequence = search.tenant, await self._documents(search)
             except RagtreeError as error:
                 job.unresolved += times
                 job.progressed(error)
@@ -66,3 +81,46 @@ class PastQueries:
                 first.setdefault(sequence, search)
                 job.progressed()
         return [PastSequence(sequence[1], first[sequence]) for sequence, _ in counts.most_common()]
+
+    async def _documents(self, search: SearchRequest) -> tuple[str, ...]:
+        """Contents of the query's prompt, in order. Raises what the search and the layout raise."""
+        found = await self._idle.spend(partial(self._found, search))
+        prompt = await self._lay_out(search, found)
+        return tuple(document.key for document in prompt.documents)
+
+    async def prefill(self, search: SearchRequest, *, evicting: bool) -> Prefilled:
+        """Bring the query's documents into the tree; unless ``evicting``, as far as the tiers have room.
+
+        Raises what the parts raise, and DeadlineExceeded.
+        """
+        return await self._idle.spend(partial(self._attempt, search, evicting=evicting))
+
+    async def _attempt(self, search: SearchRequest, *, evicting: bool) -> Prefilled | None:
+        # Searches again, because documents may have been deleted since the past query.
+        found = await self._found(search)
+        request = AdmissionRequest(
+            f"warm_{uuid4().hex}",
+            namespace_of(search.tenant),
+            await self._lay_out(search, found),
+            found.revisions,
+            self._settings.default_document_order,
+            scores=found.scores,
+            # Composed KV is not kept, so it would warm up nothing.
+            reuse=Reuse.EXACT,
+        )
+        return await self._prefill.attempt(request, evicting=evicting)
+
+    async def _found(self, search: SearchRequest) -> CandidateSet:
+        last: CandidateSet | None = None
+        deadline = Deadline(self._settings.query_timeout_s, "The query was not replayed")
+        async with aclosing(self._parts.retriever.search(search)) as stages:
+            async for found in deadline.each(stages):
+                last = found
+        if last is None or not last.docs:
+            raise NoDocuments("The query finds no documents.", "queries")
+        return last
+
+    async def _lay_out(self, search: SearchRequest, found: CandidateSet) -> Prompt:
+        # Leaves room for an answer of the default length, so that the same documents fit as in the query.
+        question = (ChatMessage("user", search.query),)
+        return await laid_out(self._parts.layout, question, found.docs, self._settings.default_max_tokens)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import structlog
 
-from gateway.background.idle_time import IdleTime
+from gateway.background.idle import IdleTime
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics

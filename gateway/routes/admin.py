@@ -100,8 +100,8 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
     content = await request.body()
     read = _warm_body if kind == "application/json" else _warm_lines
     # The body's objects are also freed there: that of 20,000 queries takes more than the loop's 5 ms.
-    asked = await asyncio.to_thread(lambda: gateway.warm_ups.asked_for(read(content), administrator.tenant))
-    job = gateway.warm_ups.start(asked)
+    asked = await asyncio.to_thread(lambda: gateway.filling.asked_for(read(content), administrator.tenant))
+    job = gateway.filling.warm_up(asked)
     return json_response(WarmUpReply.of(job), 202, {"Location": f"/v1/admin/cache/warm/{job.job_id}"})
 
 
@@ -111,7 +111,7 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
 )
 async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last warm-up. Earlier ones are not kept."""
-    return json_response(WarmUpReply.of(gateway.warm_ups.jobs.get(job_id)))
+    return json_response(WarmUpReply.of(gateway.filling.warm_ups.get(job_id)))
 
 
 @router.post(
@@ -130,7 +130,7 @@ async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: Gat
     First, with ``top``, that number of the most frequent sequences of documents in the query log. Then every chunk of
     every document. What is cached is not computed again, so a new precomputation continues one that has ended early.
     """
-    job = gateway.precomputations.start(body, administrator.tenant)
+    job = gateway.filling.precompute(body, administrator.tenant)
     return json_response(PrecomputeReply.of(job), 202, {"Location": f"/v1/admin/cache/precompute/{job.job_id}"})
 
 
@@ -140,7 +140,7 @@ async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: Gat
 )
 async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last precomputation. Earlier ones are not kept."""
-    return json_response(PrecomputeReply.of(gateway.precomputations.jobs.get(job_id)))
+    return json_response(PrecomputeReply.of(gateway.filling.precomputations.get(job_id)))
 
 
 @router.delete(
@@ -149,7 +149,7 @@ async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: Gat
 )
 async def cancel_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Cancel the last precomputation. What it has computed stays. A job that has ended stays as it is."""
-    return json_response(PrecomputeReply.of(await gateway.precomputations.jobs.cancel(job_id)))
+    return json_response(PrecomputeReply.of(await gateway.filling.precomputations.cancel(job_id)))
 
 
 @router.post(

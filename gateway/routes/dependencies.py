@@ -8,10 +8,9 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.convertors import Convertor, register_url_convertor
 
+from gateway.background.cache_filling import CacheFilling
+from gateway.background.donors import IngestedPrefill
 from gateway.background.forgetting import Forgetting
-from gateway.background.ingested import IngestedPrefill
-from gateway.background.precomputation import Precomputations
-from gateway.background.warmup import WarmUps
 from gateway.limits.auth import Caller, Keyring
 from gateway.limits.quotas import QueryTicket, Quotas, UploadTicket
 from gateway.metrics.gateway_metrics import GatewayMetrics, HttpMetrics
@@ -43,8 +42,7 @@ class Gateway:
     runs: QueryRuns
     searches: Searches
     forgetting: Forgetting
-    warm_ups: WarmUps
-    precomputations: Precomputations
+    filling: CacheFilling
     readiness: Readiness
     keyring: Keyring
     quotas: Quotas

@@ -4,9 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.background.cache_jobs import CacheJobStatus
-from gateway.background.precomputation import Precomputation, Prefills
-from gateway.background.warmup import WarmUp
+from gateway.background.cache_jobs import CacheJob, CacheJobStatus, Prefills
 from gateway.readiness import Readiness
 from gateway.stores.recent_documents import DocumentName, RecentDocuments
 from gateway.wire.errors import ErrorBody, error_body
@@ -94,57 +92,63 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
 
 
-class WarmUpReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A warm-up job. Its counters are those of ``WarmUp``."""
+class CacheJobReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replies of both kinds of jobs tell of a ``CacheJob``."""
 
     job_id: str
-    object: Literal["cache.warm_up"] = "cache.warm_up"
-    status: JobStatus
     queries: int
     resolved: int
     unresolved: int
+    computed_tokens: int
+    created_at: float
+    updated_at: float
+    last_error: ErrorBody | None
+
+
+class WarmUpReply(CacheJobReply, frozen=True, kw_only=True):
+    """A warm-up job.
+
+    Its queries make up ``sequences`` of documents, each replayed once: ``warmed`` are new in the tree, ``present`` were
+    there already, ``failed`` could not be replayed.
+    """
+
+    object: Literal["cache.warm_up"] = "cache.warm_up"
+    status: JobStatus
     sequences: int
     warmed: int
     present: int
     failed: int
-    computed_tokens: int
-    created_at: float
-    updated_at: float
-    last_error: ErrorBody | None
 
     @classmethod
-    def of(cls, job: WarmUp) -> "WarmUpReply":
+    def of(cls, job: CacheJob) -> "WarmUpReply":
         """Make the reply from a job."""
-        error = job.last_error
-        return cls(**{**msgspec.structs.asdict(job), "last_error": error and error_body(error)})
+        done = job.sequences
+        counts = {"sequences": done.total, "warmed": done.computed, "present": done.present, "failed": done.failed}
+        return msgspec.convert(_fields(job) | counts, cls)
 
 
-class PrecomputeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A precomputation. Its counters are those of ``Precomputation``.
+class PrecomputeReply(CacheJobReply, frozen=True, kw_only=True):
+    """A precomputation. Its counters are those of ``CacheJob``.
 
     The status ``no_room`` means that the tiers had no room for something, which was skipped.
     """
 
-    job_id: str
     object: Literal["cache.precomputation"] = "cache.precomputation"
     status: CacheJobStatus
-    queries: int
-    resolved: int
-    unresolved: int
     sequences: Prefills
     documents: int
     documents_done: int
     chunks: Prefills
-    computed_tokens: int
-    created_at: float
-    updated_at: float
-    last_error: ErrorBody | None
 
     @classmethod
-    def of(cls, job: Precomputation) -> "PrecomputeReply":
+    def of(cls, job: CacheJob) -> "PrecomputeReply":
         """Make the reply from a job."""
-        error = job.last_error
-        return cls(**{**msgspec.structs.asdict(job), "last_error": error and error_body(error)})
+        return msgspec.convert(_fields(job), cls)
+
+
+def _fields(job: CacheJob) -> dict[str, object]:
+    error = job.last_error
+    return msgspec.structs.asdict(job) | {"last_error": error and error_body(error)}
 
 
 def token_bytes(readiness: Readiness) -> float | None:

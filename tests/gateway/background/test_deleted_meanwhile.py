@@ -223,7 +223,7 @@ async def test_a_query_that_lost_its_engine_keeps_nothing_of_it(served):
 
 
 async def test_what_was_read_for_a_prefill_in_idle_time_is_not_computed_any_more(served):
-    stack, donors = served.stack, served.app.state.gateway.precomputations._donors
+    stack, donors = served.stack, served.app.state.gateway.filling._donors
     content = await stored(stack)
     (donor,) = await donors.of_document(TENANT, "default", "capybara")
     await delete(served)

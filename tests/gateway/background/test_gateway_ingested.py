@@ -7,7 +7,7 @@ import pytest
 from gateway_fakes import Stack, chunk, eventually
 from gateway_requests import by_label
 
-from gateway.background import idle_time, ingested
+from gateway.background import donors, idle
 from protocol.cache import TierStats
 from protocol.documents import DocumentPage
 from protocol.errors import EngineDied, EngineNotReady, Unavailable
@@ -21,9 +21,9 @@ NOTHING = {"computed": 0, "present": 0, "no_room": 0, "failed": 0}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(idle_time, "_LONGEST_WAIT_S", 0.005)
-    monkeypatch.setattr(ingested, "_POLL_S", 0.001)
+    monkeypatch.setattr(idle, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(idle, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(donors, "_POLL_S", 0.001)
 
 
 @pytest.fixture

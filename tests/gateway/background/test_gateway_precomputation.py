@@ -8,7 +8,7 @@ import pytest
 from gateway_fakes import Stack, chunk, eventually
 from gateway_requests import by_label
 
-from gateway.background import idle_time, precomputation
+from gateway.background import cache_filling, idle
 from gateway.limits.auth import namespace_of
 from protocol.cache import TierStats, TreeNode, TreeView
 from protocol.errors import EngineDied, EngineFailed, RetrieverNotReady, Unavailable
@@ -21,8 +21,8 @@ NOTHING = {"total": 0, "computed": 0, "present": 0, "no_room": 0, "failed": 0}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(idle_time, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(idle, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(idle, "_LONGEST_WAIT_S", 0.005)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_what_does_not_fit_is_skipped_and_shorter_chunks_are_computed(serv
 
 
 async def test_full_tiers_end_the_computing_but_not_the_counting(served, monkeypatch):
-    monkeypatch.setattr(precomputation, "_REFUSALS", 2)
+    monkeypatch.setattr(cache_filling, "_REFUSALS", 2)
     controller = served.stack.controller
     (tier,) = controller.tiers
     controller.tiers = (msgspec.structs.replace(tier, used_tokens=1000),)

@@ -6,7 +6,7 @@ import pytest
 from gateway_fakes import Stack, eventually
 from gateway_requests import values
 
-from gateway.background import idle_time
+from gateway.background import idle
 from gateway.background.shadow import COMPARED_TOKENS
 from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
 from protocol.errors import EngineNotReady
@@ -20,8 +20,8 @@ ASKED = {"query": "What is the capital?", "top_k": 3}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(idle_time, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(idle, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(idle, "_LONGEST_WAIT_S", 0.005)
 
 
 @pytest.fixture

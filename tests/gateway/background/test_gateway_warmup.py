@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from gateway_fakes import Stack, eventually
 
-from gateway.background import idle_time
+from gateway.background import idle
 from gateway.limits.auth import namespace_of
 from protocol.errors import EngineDied, EngineNotReady
 from protocol.plans import NotWarmed, PlanOutcome
@@ -16,8 +16,8 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(idle_time, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(idle, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(idle, "_LONGEST_WAIT_S", 0.005)
 
 
 async def started(served, body: dict) -> str:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gateway.app import create_app
-from gateway.background import idle_time
+from gateway.background import idle
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
@@ -35,7 +35,7 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
     monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
     monkeypatch.setattr(cache, "_POLL_S", 0.001)
     monkeypatch.setattr(precompute, "_POLL_S", 0.001)
-    monkeypatch.setattr(idle_time, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(idle, "_FIRST_WAIT_S", 0.001)
     settings = GatewaySettings(admin_key=KEY)
     gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
     # The gateway's log would mix with the command's output.

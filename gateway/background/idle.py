@@ -1,18 +1,73 @@
-"""Prefills on idle capacity, which bring documents into the knowledge tree."""
+"""Idle capacity: times in which no query runs, and prefills that then bring documents into the knowledge tree."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
 from gateway.query.lease import Lease
+from gateway.query.runs import QueryRuns
+from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from protocol.errors import EngineDied, EngineFailed, UnknownDocument
+from protocol.errors import EngineDied, EngineFailed, Unavailable, UnknownDocument
 from protocol.generation import Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, NotWarmed, PrefillPlan
 from protocol.repeating import Attempts
+
+T = TypeVar("T")
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+
+
+class IdleTime:
+    """Runs work while no query of this gateway runs, and begins it again after a query has interrupted it.
+
+    One work runs at a time. Others wait for their turn, in the order of their arrival.
+    """
+
+    def __init__(self, runs: QueryRuns, readiness: Readiness) -> None:
+        self._runs = runs
+        self._readiness = readiness
+        # The controller takes no work while other work runs, so two at once would only refuse each other.
+        self._turn = asyncio.Lock()
+
+    async def spend(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T:
+        """The result of ``work``. Repeats it after an interruption, or if it returns None because the stack is busy."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            await self._runs.wait_idle()
+            async with self._turn:
+                result = await self._attempt(work)
+            if result is not None:
+                return result
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _attempt(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T | None:
+        if self._readiness.missing():
+            return None
+        try:
+            return await self._unless_interrupted(work())
+        except (Unavailable, EngineFailed):
+            # Otherwise the next work would meet the same dead part.
+            await self._readiness.check()
+            raise
+
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, T | None]) -> T | None:
+        """The result of ``work``, or None if a query arrives first, which cancels the work."""
+        working = asyncio.create_task(work)
+        arrival = asyncio.create_task(self._runs.wait_busy())
+        try:
+            await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            arrival.cancel()
+            await asyncio.wait({working, arrival})
+
 
 Outcome: TypeAlias = Literal["computed", "present", "no_room"]
 
@@ -60,7 +115,8 @@ class IdlePrefill:
                     return None
                 case NotWarmed.CACHED:
                     # An engine has survived them.
-                    self._forget(documents)
+                    for document in documents:
+                        self._attempts.forget(document)
                     return Prefilled("present")
                 case NotWarmed.NO_ROOM:
                     return Prefilled("no_room")
@@ -76,22 +132,21 @@ class IdlePrefill:
         """Count an attempt at these documents, unless it ends without the death of an engine that computes them."""
         for document in documents:
             self._attempts.count(document)
+        note = self._attempts.take_back
         try:
             yield
+            note = self._attempts.forget
         except EngineFailed:
+            note = self._attempts.give_up
+            raise
+        except EngineDied as error:
+            if error.begun:
+                # The attempt stays counted.
+                documents = ()
+            raise
+        finally:
             for document in documents:
-                self._attempts.give_up(document)
-            raise
-        except BaseException as error:
-            if not (isinstance(error, EngineDied) and error.begun):
-                for document in documents:
-                    self._attempts.take_back(document)
-            raise
-        self._forget(documents)
-
-    def _forget(self, documents: Sequence[str]) -> None:
-        for document in documents:
-            self._attempts.forget(document)
+                note(document)
 
     async def _computed(self, lease: Lease, plan: PrefillPlan, deadline: Deadline) -> int:
         computed = 0
