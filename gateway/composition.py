@@ -17,7 +17,7 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Keyring
 from gateway.limits.quotas import Quotas
 from gateway.metrics.gateway_metrics import GatewayMetrics, HttpMetrics, StateMetrics
-from gateway.metrics.part_metrics import CacheMetrics, EngineMetrics, IngestMetrics, Scrape
+from gateway.metrics.part_metrics import Scrape
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.runs import QueryRuns
 from gateway.query.search import Searches
@@ -89,7 +89,7 @@ class Composition:
             stores=stores,
             metrics=metrics,
             http_metrics=HttpMetrics(registry),
-            scrape=_scrape(parts, readiness, registry, settings.pace.readiness_timeout_s),
+            scrape=Scrape(registry, parts, readiness, settings.pace.readiness_timeout_s),
             recent_documents=recent,
             settings=settings,
         )
@@ -108,11 +108,3 @@ class Composition:
             await gateway.runs.shutdown()
             await self._tasks.drain(gateway.settings.pace.drain_s)
             await asyncio.to_thread(self._tracing.close)
-
-
-def _scrape(parts: Parts, readiness: Readiness, registry: CollectorRegistry, timeout_s: float) -> Scrape:
-    return Scrape(
-        CacheMetrics(registry, parts.controller, readiness, timeout_s),
-        IngestMetrics(registry, parts.retriever, timeout_s),
-        EngineMetrics(registry, parts.generator, timeout_s),
-    )

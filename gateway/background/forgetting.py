@@ -107,7 +107,7 @@ class Forgetting:
         if ended:
             await self._retriever.give_up_orphans(orphans, reason)
             log.error("kv_deletion_given_up", orphans=[orphan.number for orphan in orphans], reason=reason)
-            self._metrics.deletions_given_up(len(orphans))
+            self._metrics.deletions_given_up.inc(len(orphans))
         return False
 
     async def _drop(self, orphans: Sequence[Orphan]) -> None:

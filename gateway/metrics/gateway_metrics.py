@@ -1,6 +1,7 @@
 """The gateway's own metrics, in base units, without labels for tenants or documents. See docs/metrics.md."""
 
 from collections.abc import Iterator, Sized
+from functools import partial
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -35,163 +36,129 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry, activity: Activity | None = None) -> None:
         self.registry = registry
         self.activity = activity or Activity()
-        self._first_token = Histogram(
-            "ragtree_time_to_first_token_seconds",
-            "Time from a query's arrival to its first token.",
-            buckets=_SECONDS,
-            registry=registry,
+        histogram, counter = partial(Histogram, registry=registry), partial(Counter, registry=registry)
+        self._first_token = histogram(
+            "ragtree_time_to_first_token_seconds", "Time from a query's arrival to its first token.", buckets=_SECONDS
         )
-        self._duration = Histogram(
+        self._duration = histogram(
             "ragtree_request_duration_seconds",
             "Time from a query's arrival to its end, for every outcome.",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self._output_token = Histogram(
+        self._output_token = histogram(
             "ragtree_time_per_output_token_seconds",
             "Mean time between the tokens of an answer, from the first token on.",
             buckets=_TOKEN_SECONDS,
-            registry=registry,
         )
-        self._longest_gap = Histogram(
-            "ragtree_longest_token_gap_seconds",
-            "Longest time between two tokens of an answer.",
-            buckets=_TOKEN_SECONDS,
-            registry=registry,
+        self._longest_gap = histogram(
+            "ragtree_longest_token_gap_seconds", "Longest time between two tokens of an answer.", buckets=_TOKEN_SECONDS
         )
-        self._completion_tokens = Counter(
-            "ragtree_completion_tokens_total",
-            "Tokens generated for queries, including those that ended early.",
-            registry=registry,
+        self._completion_tokens = counter(
+            "ragtree_completion_tokens_total", "Tokens generated for queries, including those that ended early."
         )
-        self._queries = Counter(
+        self._queries = counter(
             "ragtree_queries_total",
             "Queries by outcome: completed, refused, failed, or cancelled with their request.",
             ["outcome"],
-            registry=registry,
         )
         for outcome in _OUTCOMES:
             # Present from the start: the rate of a missing series is not 0.
             self._queries.labels(outcome)
-        self._failures = Counter(
-            "ragtree_query_failures_total", "Queries that failed, by error code.", ["code"], registry=registry
-        )
-        self._stage = Histogram(
+        self._failures = counter("ragtree_query_failures_total", "Queries that failed, by error code.", ["code"])
+        self._stage = histogram(
             "ragtree_retrieval_stage_seconds",
             "Time of one stage of a search. The stage of reranking is named rerank.",
             ["stage"],
             buckets=_STAGE_SECONDS,
-            registry=registry,
         )
-        self._rewrites = Counter(
+        self._rewrites = counter(
             "ragtree_follow_up_rewrites_total",
             "Follow-ups that the model was to rewrite: done, or why they were searched as they are: timeout, failed, "
             "empty or too_long.",
             ["outcome"],
-            registry=registry,
         )
         for outcome in ("done", *RewriteFailure):
             self._rewrites.labels(outcome)
-        self._partial = Counter(
-            "ragtree_retrieval_partial_total",
-            "Searches that ended without the results of a lost or slow shard.",
-            registry=registry,
+        self.partial = counter(
+            "ragtree_retrieval_partial_total", "Searches that ended without the results of a lost or slow shard."
         )
-        self._deletions_given_up = Counter(
-            "ragtree_deletions_given_up_total",
-            "Deleted contents whose KV could not be deleted in three attempts.",
-            registry=registry,
+        self.deletions_given_up = counter(
+            "ragtree_deletions_given_up_total", "Deleted contents whose KV could not be deleted in three attempts."
         )
-        self._rerank_failures = Counter(
+        self._rerank_failures = counter(
             "ragtree_rerank_failures_total",
             "Searches whose results were not reranked although that was asked for, by reason.",
             ["reason"],
-            registry=registry,
         )
         for failure in RerankFailure:
             self._rerank_failures.labels(failure.value)
-        self._queue_wait = Histogram(
-            "ragtree_queue_wait_seconds", "Time a query waited for admission.", buckets=_SECONDS, registry=registry
+        self._queue_wait = histogram(
+            "ragtree_queue_wait_seconds", "Time a query waited for admission.", buckets=_SECONDS
         )
-        self._overtakes = Histogram(
+        self._overtakes = histogram(
             "ragtree_queue_overtakes",
             "How often younger queries overtook a query before its admission.",
             buckets=_OVERTAKES,
-            registry=registry,
         )
-        self._non_overlapped = Histogram(
+        self.non_overlapped = histogram(
             "ragtree_retrieval_non_overlapped_seconds",
             "Part of a search during which nothing was computed that the answer uses.",
             buckets=_STAGE_SECONDS,
-            registry=registry,
         )
-        self._cache_tokens = Counter(
-            "ragtree_cache_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=registry
+        self._cache_tokens = counter(
+            "ragtree_cache_tokens_total", "Prompt tokens by where their KV came from.", ["source"]
         )
-        self._lookups = Counter(
+        self._lookups = counter(
             "ragtree_cache_lookups_total",
             "Documents looked up in a tier. Tiers are searched from the fastest to the slowest until a hit.",
             ["tier"],
-            registry=registry,
         )
-        self._hits = Counter(
-            "ragtree_cache_hits_total", "Documents found completely in a tier.", ["tier"], registry=registry
-        )
-        self._fallbacks = Counter(
+        self._hits = counter("ragtree_cache_hits_total", "Documents found completely in a tier.", ["tier"])
+        self._fallbacks = counter(
             "ragtree_reuse_fallbacks_total",
             "Queries of which nothing was composed although that was asked for, by reason.",
             ["reason"],
-            registry=registry,
         )
         for reason in Fallback:
             self._fallbacks.labels(reason.value)
-        self._facts = Counter(
+        self._facts = counter(
             "ragtree_facts_prompts_total",
             "Prompts with facts of a graph, by how they attended to them: self or dependency.",
             ["attention"],
-            registry=registry,
         )
         for attention in get_args(FactsAttention):
             self._facts.labels(attention)
-        self._shadows = Counter(
+        self._shadows = counter(
             "ragtree_shadow_answers_total",
             "Answers to prompts with composed KV, or with facts in trees (dependency), that were computed again after "
             "a full prefill, by outcome: same, different or failed.",
             ["approximation", "outcome"],
-            registry=registry,
         )
         for approximation in get_args(Approximation):
             for outcome in ("same", "different", "failed"):
                 self._shadows.labels(approximation, outcome)
-        self._ingested = Counter(
+        self._ingested = counter(
             "ragtree_ingest_prefills_total",
             "Chunks of ingested documents prefilled in idle time, after ingestion or by precomputations, by outcome: "
             "computed, present, no_room in the tiers without evicting, or failed.",
             ["outcome"],
-            registry=registry,
         )
         for outcome in ("computed", "present", "no_room", "failed"):
             self._ingested.labels(outcome)
-        self._speculation = Counter(
+        self._speculation = counter(
             "ragtree_speculation_total",
             "Generations on provisional documents by outcome: confirmed, wrong, gave_way to a request, or abandoned "
             "with their query.",
             ["outcome"],
-            registry=registry,
         )
-        self._wasted = Counter(
-            "ragtree_speculation_wasted_tokens_total",
-            "Prompt tokens computed for generations that were not confirmed.",
-            registry=registry,
+        self.wasted = counter(
+            "ragtree_speculation_wasted_tokens_total", "Prompt tokens computed for generations that were not confirmed."
         )
-        self._begun_again = Counter(
+        self.retried = counter(
             "ragtree_requests_begun_again_total",
             "Queries retried on another instance because theirs was lost before their first token.",
-            registry=registry,
         )
-        self._rejected = Counter(
-            "ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"], registry=registry
-        )
+        self._rejected = counter("ragtree_requests_rejected_total", "Requests refused, by error code.", ["reason"])
 
     def stage(self, found: CandidateSet, seconds: float) -> None:
         """Record one stage of a search."""
@@ -206,30 +173,14 @@ class GatewayMetrics:
         """Count a follow-up that was to be rewritten, by what became of it."""
         self._rewrites.labels(rewriting.reason.value if rewriting.reason else rewriting.status).inc()
 
-    def partial(self) -> None:
-        """Count a search that ended without the results of a shard."""
-        self._partial.inc()
-
-    def deletions_given_up(self, contents: int) -> None:
-        """Count deleted contents whose KV nobody tries to delete any more."""
-        self._deletions_given_up.inc(contents)
-
     def admitted(self, queued_s: float, overtakes: int) -> None:
         """Record a query's admission."""
         self._queue_wait.observe(queued_s)
         self._overtakes.observe(overtakes)
 
-    def non_overlapped(self, seconds: float) -> None:
-        """Record the part of a search that was not overlapped."""
-        self._non_overlapped.observe(seconds)
-
     def speculated(self, outcome: str) -> None:
         """Count a generation on provisional documents by its outcome."""
         self._speculation.labels(outcome).inc()
-
-    def wasted(self, tokens: int) -> None:
-        """Count prompt tokens computed for unconfirmed generations."""
-        self._wasted.inc(tokens)
 
     def prefilled(self, plan: PrefillPlan, prefill: PrefillResult) -> None:
         """Record where a prompt's tokens came from, and the tier lookups and hits of its documents."""
@@ -279,10 +230,6 @@ class GatewayMetrics:
             self._longest_gap.observe(longest_s)
         self.activity.ended(times.first_s)
 
-    def retried(self) -> None:
-        """Count a query that is retried on another instance."""
-        self._begun_again.inc()
-
     def rejected(self, reason: str) -> None:
         """Count a refused request by its error code."""
         self._rejected.labels(reason).inc()
@@ -303,19 +250,15 @@ class HttpMetrics:
     """HTTP requests, streams and uploads."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        counter = partial(Counter, registry=registry)
+        self._requests = counter(
             "ragtree_http_requests_total",
             "Requests by route and status; `none` if no route matched, or no reply started.",
             ["route", "status"],
-            registry=registry,
         )
         self.streams = Gauge("ragtree_streams_open", "Open streams of server-sent events.", registry=registry)
-        self._uploads = Counter(
-            "ragtree_uploads_total", "Accepted uploads, documents or batches.", ["kind"], registry=registry
-        )
-        self._upload_bytes = Counter(
-            "ragtree_upload_bytes_total", "Bytes of accepted uploads.", ["kind"], registry=registry
-        )
+        self._uploads = counter("ragtree_uploads_total", "Accepted uploads, documents or batches.", ["kind"])
+        self._upload_bytes = counter("ragtree_upload_bytes_total", "Bytes of accepted uploads.", ["kind"])
 
     def served(self, route: str | None, status: int | None) -> None:
         """Count a request by its route's template and its status."""

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
@@ -20,34 +19,7 @@ from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, PrefillPlan
 from protocol.prompts import Prompt
-from protocol.retrieval import CandidateSet, Revisions
-
-
-class Attempt(NamedTuple):
-    """An attempt to generate the answer of ``query_id``. Each attempt is admitted on its own, under its own plan.
-
-    ``speculation`` numbers the query's speculations from 1; 0 means that the documents are final. ``retry`` counts the
-    instances that the query has lost before this attempt. ``rewriting``: it generates a question for the search.
-    """
-
-    query_id: str
-    speculation: int = 0
-    retry: int = 0
-    rewriting: bool = False
-
-    @property
-    def plan_id(self) -> str:
-        """Id of the attempt's plan in the controller and in the engine, unique among all attempts.
-
-        The first attempt on final documents has the query's own id. Nothing parses the suffixes of the others.
-        """
-        if self.rewriting:
-            return f"{self.query_id}~rewrite"
-        if self.speculation:
-            return f"{self.query_id}~{self.speculation}"
-        if self.retry:
-            return f"{self.query_id}~retry{self.retry}"
-        return self.query_id
+from protocol.retrieval import CandidateSet
 
 
 class EngineLosses:
@@ -119,11 +91,15 @@ class QueryContext:
                 raise
             raise QuestionTooLong(error.message, query.question_field) from error
 
-    def admission_request(self, attempt: Attempt, prompt: Prompt, found: CandidateSet) -> AdmissionRequest:
-        """The request for a plan for the prompt on the documents that were ``found``."""
+    def admission_request(self, plan_id: str, prompt: Prompt, found: CandidateSet) -> AdmissionRequest:
+        """The request for a plan for the prompt on the documents that were ``found``.
+
+        ``plan_id`` is unique among all attempts at all queries. It is the query's own id for the first attempt on final
+        documents; a speculation, a retry and a rewriting append a suffix, which nothing parses.
+        """
         query = self.query
         return AdmissionRequest(
-            attempt.plan_id,
+            plan_id,
             query.namespace,
             prompt,
             found.revisions,
@@ -133,36 +109,19 @@ class QueryContext:
             recompute_share=query.recompute_share,
         )
 
-    def repeated_request(self, attempt: Attempt, lost: PrefillPlan, found_at: Revisions) -> AdmissionRequest:
-        """The request for another plan like one whose instance was lost, with its documents in the same order.
+    def lease(self, plan_id: str) -> Lease:
+        """A new lease for a plan."""
+        return Lease(plan_id, self.parts.controller, self.tasks)
 
-        They were ``found_at`` these revisions.
+    def stream(
+        self, lease: Lease, plan: PrefillPlan, rewriting: Sampling | None = None
+    ) -> AsyncGenerator[GenerationStep]:
+        """Hand an admitted plan to the generator, and charge for its prompt. Returns its steps, under its lease.
+
+        It generates the answer, or a ``rewriting`` of the question by this sampling.
         """
-        query = self.query
-        return AdmissionRequest(
-            attempt.plan_id,
-            query.namespace,
-            lost.prompt,
-            found_at,
-            avoid=(lost.instance,),
-            reuse=query.reuse,
-            recompute_share=query.recompute_share,
-        )
-
-    def lease(self, attempt: Attempt) -> Lease:
-        """A new lease for the attempt's plan."""
-        return Lease(attempt.plan_id, self.parts.controller, self.tasks)
-
-    def stream(self, lease: Lease, plan: PrefillPlan) -> AsyncGenerator[GenerationStep]:
-        """Hand an admitted plan to the generator, and charge for its prompt. Returns its steps, under its lease."""
-        self.transcript.meter.began(plan.prompt.token_count)
-        return self._steps(lease, plan, self.query.sampling)
-
-    def rewriting_stream(self, lease: Lease, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep]:
-        """``stream`` for the plan that has the question rewritten."""
-        self.transcript.meter.began_rewriting(plan.prompt.token_count)
-        return self._steps(lease, plan, sampling)
-
-    def _steps(self, lease: Lease, plan: PrefillPlan, chosen: Sampling) -> AsyncGenerator[GenerationStep]:
-        stream, timeout_s = self.parts.generator.stream(plan, chosen), self.settings.pace.first_step_timeout_s
-        return lease.steps(stream, self.deadline, timeout_s, self.trace.chat(plan, chosen))
+        meter, pace = self.transcript.meter, self.settings.pace
+        (meter.began if rewriting is None else meter.began_rewriting)(plan.prompt.token_count)
+        sampling = rewriting or self.query.sampling
+        stream = self.parts.generator.stream(plan, sampling)
+        return lease.steps(stream, self.deadline, pace.first_step_timeout_s, self.trace.chat(plan, sampling))

@@ -23,10 +23,10 @@ class Use(NamedTuple):
 class Guess:
     """A running generation on provisional documents. Its steps stay in a buffer until they are wanted.
 
-    ``prompt`` is what was asked for by the ``request``; that of its ``plan`` may have its facts in trees. ``documents``
-    are the content keys it rests on, ``found_at`` these revisions. Times are milliseconds since the query's arrival:
-    ``began_ms``, its first step at ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess
-    is ``over`` if it failed with an ``error``, or if the controller ended it for a request.
+    ``request`` has the prompt that was asked for; that of its ``plan`` may have its facts in trees. ``documents`` are
+    the content keys it rests on. Times are milliseconds since the query's arrival: ``began_ms``, its first step at
+    ``prefilled_ms``, and its release at ``ended_ms``, which the owner sets. The guess is ``over`` if it failed with an
+    ``error``, or if the controller ended it for a request.
     """
 
     def __init__(
@@ -37,8 +37,7 @@ class Guess:
         documents: Sequence[str],
         lease: Lease,
     ) -> None:
-        self.prompt = request.prompt
-        self.found_at = request.found_at
+        self.request = request
         self.plan = plan
         self.documents = documents
         self.lease = lease

@@ -1,9 +1,10 @@
 """The lease of one plan: what a query holds of the controller and the generator, and its release."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
 
@@ -23,7 +24,23 @@ _NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 log = structlog.get_logger(__name__)
 
 
-class Lease:
+class Ends(ABC):
+    """A context manager that ends what it has begun, with the error of its block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+    @abstractmethod
+    def end(self, error: BaseException | None) -> None:
+        """End it; ``error`` is what the block raised."""
+
+
+class Lease(Ends):
     """One plan's place in the queue, its stream, and the controller's record of it.
 
     ``close`` gives all of that back in a background task, once. As a context manager, a lease closes at the end of its
@@ -49,12 +66,8 @@ class Lease:
         self._prefill_reported = False
         self.released: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """Close the lease."""
         self.close(error)
 
     def close(self, error: BaseException | None = None) -> asyncio.Task[None]:

@@ -1,6 +1,7 @@
 """The life of one query: rewrite, search, speculate, lay out, admit, stream, complete."""
 
 from collections.abc import AsyncGenerator
+from contextlib import closing
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.deadline import Deadline
@@ -62,7 +63,7 @@ class QueryPipeline:
         query = context.query
         with (
             context.recorded(),
-            Search(context) as search,
+            closing(Search(context)) as search,
             Generation(context) as generation,
             Speculation(context, self._speculation_start) as speculation,
         ):
@@ -84,7 +85,7 @@ class QueryPipeline:
 
             # Lay out the prompt and admit the query, unless a guess on these documents is running already.
             guess = speculation.confirmed()
-            prompt = await context.lay_out(documents) if guess is None else guess.prompt
+            prompt = await context.lay_out(documents) if guess is None else guess.request.prompt
             transcript.laid_out(documents, prompt)
             if query.context_only:
                 yield transcript.retrieved()
@@ -115,7 +116,7 @@ class QueryPipeline:
             speculation.learn(plan.prompt)
             await transcript.cite()
             completed = transcript.completed()
-            context.metrics.non_overlapped(completed.timings.non_overlapped_ms / 1000)
+            context.metrics.non_overlapped.observe(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()
             self._note_approximate(transcript, plan, prompt, documents, completed.response)

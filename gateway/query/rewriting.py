@@ -4,7 +4,7 @@ from typing import Literal
 
 import structlog
 
-from gateway.query.context import Attempt, QueryContext
+from gateway.query.context import QueryContext
 from gateway.query.follow_ups import question_in, rewriting_prompt, rewriting_sampling
 from gateway.query.laid_out import laid_out
 from gateway.wire.reply import RewriteFailure, Rewriting
@@ -71,11 +71,10 @@ class FollowUpRewriter:
         sampling = rewriting_sampling()
         conversation = rewriting_prompt(query.messages, query.rewrite_from)
         prompt = await laid_out(context.parts.layout, conversation, (), sampling.max_tokens, preamble=False)
-        attempt = Attempt(query.query_id, rewriting=True)
-        request = AdmissionRequest(attempt.plan_id, query.namespace, prompt, found_at=(), reuse=Reuse.EXACT)
-        with context.lease(attempt) as lease:
+        request = AdmissionRequest(f"{query.query_id}~rewrite", query.namespace, prompt, found_at=(), reuse=Reuse.EXACT)
+        with context.lease(request.query_id) as lease:
             plan = await lease.admit(context.parts.controller.admit(request))
-            async for step in context.rewriting_stream(lease, plan, sampling):
+            async for step in context.stream(lease, plan, sampling):
                 if step.prefill is not None:
                     self._tokens += step.prefill.prompt_tokens
                 self._tokens += step.tokens

@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
-from types import TracebackType
 from typing import NamedTuple
 
 from gateway.background_tasks import BackgroundTasks, close_iterator, finish_iterator
@@ -47,7 +46,7 @@ class SearchStages:
                 self._tasks.start(finish_iterator(stages))
                 self._open = None
                 if found.missing_shards:
-                    self._metrics.partial()
+                    self._metrics.partial.inc()
             yield found
             if found.final:
                 return
@@ -57,19 +56,15 @@ _NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, ela
 
 
 class Search:
-    """One query's search. As a context manager, it closes in the background at the end of its block."""
+    """One query's search. Close it in any case."""
 
     def __init__(self, context: QueryContext) -> None:
         self._context = context
         self._stages = SearchStages(context.parts.retriever, context.deadline, context.metrics, context.tasks)
         self._found: CandidateSet | None = None
 
-    def __enter__(self) -> "Search":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the search in the background, if it has not ended."""
         self._stages.close()
 
     @property

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
-from gateway.query.context import Attempt, QueryContext
+from gateway.query.context import QueryContext
 from gateway.query.guess import Guess
+from gateway.query.lease import Ends
 from gateway.query.speculation_start import SpeculationStart
 from gateway.wire.reply import SpeculationTimings
 from protocol.errors import EngineDied, EngineFailed
@@ -17,7 +17,7 @@ from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
 
 
-class Speculation:
+class Speculation(Ends):
     """One query's speculation: at most one guess at a time, on the documents that its search has found so far.
 
     ``start`` decides which stages are worth a guess, and learns from this search. As a context manager, a speculation
@@ -44,20 +44,15 @@ class Speculation:
         # The newest documents, and the stage since which they have not changed.
         self._newest: tuple[CandidateSet, Sequence[str]] | None = None
         self._since = 1
-        self._attempts = self._begun = 0
+        self._attempts = 0
         self._guess: Guess | None = None
         self._confirmed = False
         self._dropped: list[Guess] = []
-        # The release of the guess that was dropped last, and the guess that starts after it.
-        self._ending: asyncio.Task[None] | None = None
+        # Starts a guess once that which was dropped last is released.
         self._restart: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> "Speculation":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """Close a guess that still runs."""
         if self._restart is not None:
             self._restart.cancel()
         if self._guess is not None:
@@ -96,7 +91,8 @@ class Speculation:
 
         The search ended ``found_ms`` after the query's arrival.
         """
-        if not self._begun:
+        generations = len(self._dropped) + (self._guess is not None)
+        if not generations:
             return None
         uses = [(guess, guess.use(prompt)) for guess in self._dropped]
         overlapped_ms = sum(use.share * max(0.0, min(guess.ended_ms, found_ms) - guess.began_ms) for guess, use in uses)
@@ -105,7 +101,7 @@ class Speculation:
         if self._guess is not None:
             outcome, began_ms = "confirmed", self._guess.began_ms
             overlapped_ms += max(0.0, found_ms - began_ms)
-        return SpeculationTimings(outcome, self._begun, began_ms, sum(use.wasted for _, use in uses), overlapped_ms)
+        return SpeculationTimings(outcome, generations, began_ms, sum(use.wasted for _, use in uses), overlapped_ms)
 
     def learn(self, prompt: Prompt) -> None:
         """Train ``start`` on how useful the dropped guesses were to the final prompt, and count the wasted tokens."""
@@ -114,7 +110,7 @@ class Speculation:
             if guess.lease.prefill is not None:
                 use = guess.use(prompt)
                 self._start.record_use(use.share)
-                self._context.metrics.wasted(use.wasted)
+                self._context.metrics.wasted.inc(use.wasted)
 
     async def _follow(self, found: CandidateSet, documents: Sequence[str]) -> None:
         """Start, keep or drop a guess for the newest documents."""
@@ -160,6 +156,11 @@ class Speculation:
             if self._ending is not None:
                 await self._context.deadline.wait(asyncio.shield(self._ending))
 
+    @property
+    def _ending(self) -> asyncio.Task[None] | None:
+        """The release of the guess that was dropped last."""
+        return self._dropped[-1].lease.released if self._dropped else None
+
     async def _decision(self, documents: Sequence[str], final: bool) -> SpeculationDecision:
         context = self._context
         deciding = context.parts.controller.on_candidates(context.query.query_id, documents, final=final)
@@ -177,26 +178,26 @@ class Speculation:
     async def _start_guess(self, found: CandidateSet, documents: Sequence[str]) -> None:
         context = self._context
         self._attempts += 1
-        attempt = Attempt(context.query.query_id, speculation=self._attempts)
-        request = context.admission_request(attempt, await context.lay_out(found), found)
-        lease = context.lease(attempt)
+        query_id = context.query.query_id
+        plan_id = f"{query_id}~{self._attempts}"
+        request = context.admission_request(plan_id, await context.lay_out(found), found)
+        lease = context.lease(plan_id)
         plan: PrefillPlan | None = None
         try:
-            speculate = context.parts.controller.speculate(attempt.query_id, documents, request)
+            speculate = context.parts.controller.speculate(query_id, documents, request)
             plan = await context.deadline.wait(lease.admit(speculate))
         finally:
             if plan is None:
                 lease.close()
         if plan is not None:
-            self._begun += 1
             self._guess = Guess(context, request, plan, documents, lease)
 
     def _drop(self, why: Literal["wrong", "gave_way"]) -> None:
         guess, self._guess = self._guess, None
         if guess is not None:
-            self._ending = guess.lease.close()
+            ending = guess.lease.close()
             wrong_at_ms = self._context.timeline.now_ms() if why == "wrong" else None
-            self._ending.add_done_callback(partial(self._record_ending, guess, wrong_at_ms))
+            ending.add_done_callback(partial(self._record_ending, guess, wrong_at_ms))
             self._dropped.append(guess)
             self._context.timeline.phase("speculation", guess.began_ms, why)
             self._count(why)

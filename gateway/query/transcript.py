@@ -29,7 +29,15 @@ from gateway.wire.reply import (
     scored,
     search_results,
 )
-from gateway.wire.reuse import FactsAttention, facts_attention, facts_fallback, fallback_of, found_in, reuse_class
+from gateway.wire.reuse import (
+    FactsAttention,
+    ReuseClass,
+    facts_attention,
+    facts_fallback,
+    fallback_of,
+    found_in,
+    reuse_class,
+)
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.graph import Path, Subgraph
@@ -41,9 +49,32 @@ from protocol.retrieval import CandidateSet, Chunk, Reranking
 _NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 
 
+_NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
+
+
 class _Stamp(TypedDict):
     sequence_number: int
     query_id: str
+
+
+class _Searched(TypedDict):
+    """What the final documents' event and the reply tell of the search."""
+
+    results: tuple[SearchResult, ...]
+    partial: bool
+    missing_shards: tuple[str, ...]
+    reranking: Reranking | None
+    graph: Subgraph | None
+    rewriting: Rewriting | None
+
+
+class _Reused(TypedDict):
+    """What the prefill's event and the reply tell of the KV that was used."""
+
+    reuse: ReuseClass
+    fallback: Fallback | None
+    facts_attention: FactsAttention | None
+    facts_fallback: Fallback | None
 
 
 class Transcript:
@@ -66,26 +97,19 @@ class Transcript:
         self.token_times = TokenTimes()
         self.arrived_at = time.time()
         self._sequence = 0
-        self._found: CandidateSet | None = None
+        self._found = _NOTHING_FOUND
         self._results: tuple[SearchResult, ...] = ()
-        self._retrieval_ms = 0.0
         self._stages_ms: list[float] = []
         self._speculation: SpeculationTimings | None = None
         self._passages: tuple[Chunk, ...] = ()
         self._citations: tuple[Citation, ...] = ()
         self._cited: tuple[CitedPassage, ...] = ()
-        self._dropped: tuple[str, ...] = ()
-        self._missing_shards: tuple[str, ...] = ()
-        self._reranking: Reranking | None = None
-        self._graph: Subgraph | None = None
         self._told: tuple[Path, ...] = ()
         self._rewriting: Rewriting | None = None
         self._queue_ms = 0.0
         self._overtakes = 0
         self._prefill = _NO_PREFILL
-        self._fallback: Fallback | None = None
-        self._facts_attention: FactsAttention | None = None
-        self._facts_fallback: Fallback | None = None
+        self._reused = _Reused(reuse="none", fallback=None, facts_attention=None, facts_fallback=None)
         self._text: list[str] = []
         self._scored: list[ScoredToken] = []
         # How many of them have left.
@@ -99,7 +123,6 @@ class Transcript:
 
     def alternative(self, number: int) -> Query:
         """The query of another answer from the same documents, once they are final."""
-        assert self._found is not None, "laid_out comes first"
         return self.query.alternative(number, self._found)
 
     def created(self) -> events.QueryCreated:
@@ -135,29 +158,14 @@ class Transcript:
         self._found = found
         kept = len(found.docs) - prompt.dropped_documents
         self._results = search_results(found, self.query.search.collection, self.query.include_text)
-        self._retrieval_ms = found.elapsed_ms
         self._passages = found.docs[:kept]
         self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(self._passages))
-        self._dropped = tuple(chunk.chunk_id for chunk in found.docs[kept:])
-        self._missing_shards = found.missing_shards
-        self._reranking = found.reranking
         told = self.query.prompt_paths(found)
         self._told = tuple(told[place] for place in prompt.paths)
-        # Of the paths, those that the prompt tells: as citations are the results that it contains.
-        self._graph = None if found.graph is None else msgspec.structs.replace(found.graph, paths=self._told)
 
     def retrieved(self) -> events.RetrievalCompleted:
         """The event of the final documents."""
-        return events.RetrievalCompleted(
-            **self._stamp(),
-            results=self._results,
-            elapsed_ms=self._retrieval_ms,
-            partial=bool(self._missing_shards),
-            missing_shards=self._missing_shards,
-            reranking=self._reranking,
-            graph=self._graph,
-            rewriting=self._rewriting,
-        )
+        return events.RetrievalCompleted(**self._stamp(), **self._searched(), elapsed_ms=self._found.elapsed_ms)
 
     def admitted(self, plan: PrefillPlan) -> None:
         """Record how long the query was queued, and how often it was overtaken."""
@@ -168,9 +176,12 @@ class Transcript:
         """Record one step of the engine, and make its events."""
         if step.prefill is not None:
             self._prefill = step.prefill
-            self._fallback = fallback_of(plan, step.prefill)
-            self._facts_attention = facts_attention(plan, step.prefill)
-            self._facts_fallback = facts_fallback(plan, step.prefill)
+            self._reused = _Reused(
+                reuse=reuse_class(step.prefill),
+                fallback=fallback_of(plan, step.prefill),
+                facts_attention=facts_attention(plan, step.prefill),
+                facts_fallback=facts_fallback(plan, step.prefill),
+            )
             yield self._resolved(plan, step.prefill)
             for cited in self._citations:
                 yield events.AnnotationAdded(**self._stamp(), annotation=cited)
@@ -226,14 +237,11 @@ class Transcript:
     def _resolved(self, plan: PrefillPlan, prefill: PrefillResult) -> events.CacheResolved:
         return events.CacheResolved(
             **self._stamp(),
+            **self._reused,
             prompt_tokens=prefill.prompt_tokens,
             cached_tokens=prefill.cached_tokens,
             composed_tokens=prefill.composed_tokens,
             recomputed_tokens=prefill.recomputed_tokens,
-            reuse=reuse_class(prefill),
-            fallback=self._fallback,
-            facts_attention=self._facts_attention,
-            facts_fallback=self._facts_fallback,
             hit_docs=sum(tier is not None for tier in found_in(plan, prefill)),
             tiers={tier.value: tokens for tier, tokens in prefill.loaded.items() if tokens},
         )
@@ -242,7 +250,10 @@ class Transcript:
         if self._finish_reason is None:
             raise InternalError("The query ended without a finish reason.")
         prompt_tokens = self._prefill.prompt_tokens
+        dropped = tuple(chunk.chunk_id for chunk in self._found.docs[len(self._passages) :])
         return Reply(
+            **self._searched(),
+            **self._reused,
             query_id=self.query.query_id,
             created_at=int(self.arrived_at),
             model=self.query.model,
@@ -250,9 +261,8 @@ class Transcript:
             output_text="".join(self._text),
             citations=self._citations,
             cited=self._cited,
-            results=self._results,
-            dropped_documents=len(self._dropped),
-            dropped_chunk_ids=self._dropped,
+            dropped_documents=len(dropped),
+            dropped_chunk_ids=dropped,
             usage=Usage(
                 prompt_tokens,
                 self.token_times.tokens,
@@ -262,17 +272,20 @@ class Transcript:
                 ),
             ),
             timings=self._timings(),
-            reuse=reuse_class(self._prefill),
-            fallback=self._fallback,
-            facts_attention=self._facts_attention,
-            facts_fallback=self._facts_fallback,
-            partial=bool(self._missing_shards),
-            missing_shards=self._missing_shards,
-            reranking=self._reranking,
-            graph=self._graph,
-            rewriting=self._rewriting,
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
             logprobs=self._logprobs(),
+        )
+
+    def _searched(self) -> _Searched:
+        graph = self._found.graph
+        return _Searched(
+            results=self._results,
+            partial=bool(self._found.missing_shards),
+            missing_shards=self._found.missing_shards,
+            reranking=self._found.reranking,
+            # Of the paths, those that the prompt tells: as citations are the results that it contains.
+            graph=None if graph is None else msgspec.structs.replace(graph, paths=self._told),
+            rewriting=self._rewriting,
         )
 
     def _cited_in(self, answer: str, question: str) -> tuple[CitedPassage, ...]:
@@ -296,9 +309,9 @@ class Transcript:
         overlapped_ms = self._speculation.overlapped_ms if self._speculation is not None else 0.0
         return Timings(
             queue_ms=self._queue_ms,
-            retrieval_ms=self._retrieval_ms,
+            retrieval_ms=self._found.elapsed_ms,
             stages_ms=tuple(self._stages_ms),
-            non_overlapped_ms=max(0.0, self._retrieval_ms - overlapped_ms),
+            non_overlapped_ms=max(0.0, self._found.elapsed_ms - overlapped_ms),
             speculation=self._speculation,
             kv_load_ms=self._prefill.kv_load_ms,
             prefill_ms=self._prefill.prefill_ms,
