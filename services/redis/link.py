@@ -101,6 +101,8 @@ class RedisLink:
             self._lost(error)
         else:
             if not self.up:
+                # The pool hands out connections that the server has closed, and the first call would mark it as down.
+                await self.pool.disconnect(inuse_connections=False)
                 self._up.set()
                 self._metrics.up.set(1)
                 log.info("redis_is_there")
