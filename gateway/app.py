@@ -9,13 +9,12 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from gateway.composition import Composition
-from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.identity import CrossSite, Identity
-from gateway.middleware.open_requests import OpenRequests
 from gateway.middleware.request_context import RequestContext
+from gateway.middleware.request_limits import BodyLimit, OpenRequests
 from gateway.middleware.slow_readers import SlowReaders
 from gateway.query.tracing import Tracing
-from gateway.routes import admin, docs, documents, health, openai, page, query
+from gateway.routes import admin, documents, health, openai, page, query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.error_handlers import install_handlers
 from gateway.settings import GatewaySettings
@@ -23,7 +22,7 @@ from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
-_ROUTES = (query, documents, openai, admin, health, page, docs)
+_ROUTES = (query, documents, openai, admin, health, page)
 
 
 def create_app(

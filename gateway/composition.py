@@ -13,10 +13,9 @@ from gateway.background.forgetting import Forgetting
 from gateway.background.idle import IdlePrefill, IdleTime
 from gateway.background.past_queries import PastQueries
 from gateway.background.shadow import Shadow
-from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Keyring
 from gateway.limits.quotas import Quotas
-from gateway.metrics.gateway_metrics import GatewayMetrics, HttpMetrics, StateMetrics
+from gateway.metrics.gateway_metrics import GatewayMetrics, HttpMetrics, expose_state
 from gateway.metrics.part_metrics import Scrape
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.runs import QueryRuns
@@ -26,10 +25,10 @@ from gateway.query.tracing import Tracing
 from gateway.readiness import Readiness
 from gateway.routes.dependencies import Gateway
 from gateway.settings import GatewaySettings
-from gateway.stores.approximate_answers import ApproximateAnswers
-from gateway.stores.recent_documents import RecentDocuments
+from gateway.stores.recent import ApproximateAnswers, RecentDocuments
 from gateway.stores.stores import Stores
 from gateway.stores.uploads import Uploads
+from gateway.tasks import BackgroundTasks
 from protocol.parts import Parts
 
 
@@ -44,14 +43,9 @@ class Composition:
     ) -> None:
         self._tracing = tracing
         self._tasks = BackgroundTasks()
-        keyring = Keyring.from_settings(settings)
-        readiness = Readiness(
-            parts.retriever,
-            parts.controller,
-            parts.generator,
-            settings.pace.readiness_interval_s,
-            settings.pace.readiness_timeout_s,
-        )
+        keyring = Keyring(settings)
+        pace = settings.pace
+        readiness = Readiness(parts, pace.readiness_interval_s, pace.readiness_timeout_s)
         metrics, recent = GatewayMetrics(registry), RecentDocuments()
         approximate = ApproximateAnswers(settings.shadow_share)
         pipeline = QueryPipeline(
@@ -73,10 +67,7 @@ class Composition:
         donors = Donors(parts, idle, prefill)
         self._ingested = IngestedPrefill(parts.retriever, donors, metrics, enabled=settings.prefill_ingested)
         self.gateway = Gateway(
-            retriever=parts.retriever,
-            controller=parts.controller,
-            generator=parts.generator,
-            layout=parts.layout,
+            parts=parts,
             uploads=Uploads(parts.retriever, stores.upload_records, readiness),
             runs=runs,
             searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
@@ -89,11 +80,11 @@ class Composition:
             stores=stores,
             metrics=metrics,
             http_metrics=HttpMetrics(registry),
-            scrape=Scrape(registry, parts, readiness, settings.pace.readiness_timeout_s),
+            scrape=Scrape(registry, parts, readiness, pace.readiness_timeout_s),
             recent_documents=recent,
             settings=settings,
         )
-        StateMetrics(registry, runs, readiness, version("ragtree"))
+        expose_state(registry, runs, readiness, version("ragtree"))
         ProcessCollector(registry=registry)
 
     @asynccontextmanager

@@ -13,7 +13,7 @@ import structlog
 
 from protocol.errors import EngineDied, EngineFailed, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
 from protocol.generation import EngineInfo
-from protocol.parts import Controller, Generator, Retriever
+from protocol.parts import Parts
 from protocol.repeating import repeated
 
 log = structlog.get_logger(__name__)
@@ -27,12 +27,14 @@ class Readiness:
 
     PARTS = ("controller", "engine", "retriever")
 
-    def __init__(
-        self, retriever: Retriever, controller: Controller, generator: Generator, interval_s: float, timeout_s: float
-    ) -> None:
-        self._retriever = retriever
-        self._controller = controller
-        self._generator = generator
+    def __init__(self, parts: Parts, interval_s: float, timeout_s: float) -> None:
+        self._generator = parts.generator
+        # Each part's question whether it can serve, and the error if it does not answer.
+        self._questions: dict[str, tuple[Callable[[], Awaitable[None]], RagtreeError]] = {
+            "controller": (parts.controller.ready, Unavailable("The controller does not answer.")),
+            "engine": (self._ask_engine, EngineNotReady("The engine does not answer.")),
+            "retriever": (parts.retriever.ready, RetrieverNotReady("The retriever does not answer.")),
+        }
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
@@ -72,7 +74,7 @@ class Readiness:
     def on_query_error(self, error: RagtreeError) -> None:
         """Check the engine at once if a query failed because its engine died."""
         if isinstance(error, (EngineDied, EngineFailed)) and (self._extra_check is None or self._extra_check.done()):
-            self._extra_check = asyncio.create_task(self._check_engine())
+            self._extra_check = asyncio.create_task(self._check("engine"))
 
     async def check(self) -> None:
         """Check all parts now. Anyone who asks meanwhile waits for the same check."""
@@ -81,7 +83,7 @@ class Readiness:
         await asyncio.shield(self._whole_check)
 
     async def _check_all(self) -> None:
-        await asyncio.gather(self._check_engine(), self._check_retriever(), self._check_controller())
+        await asyncio.gather(*map(self._check, self.PARTS))
         self._log_change()
 
     @contextlib.asynccontextmanager
@@ -92,11 +94,10 @@ class Readiness:
         """
         await self.check()
         try:
-            async with (
-                repeated(partial(self._watch, self._check_engine), partial(self._pause_s, "engine")),
-                repeated(partial(self._watch, self._check_retriever), partial(self._pause_s, "retriever")),
-                repeated(partial(self._watch, self._check_controller), partial(self._pause_s, "controller")),
-            ):
+            async with contextlib.AsyncExitStack() as watches:
+                for part in self.PARTS:
+                    watch = repeated(partial(self._watch, part), partial(self._pause_s, part))
+                    await watches.enter_async_context(watch)
                 yield
         finally:
             for check in (self._extra_check, self._whole_check):
@@ -106,8 +107,8 @@ class Readiness:
     def _pause_s(self, part: str) -> float:
         return self._interval_s / (_OFTENER if part in self._missing else 1)
 
-    async def _watch(self, check: Callable[[], Awaitable[None]]) -> None:
-        await check()
+    async def _watch(self, part: str) -> None:
+        await self._check(part)
         self._log_change()
 
     def _log_change(self) -> None:
@@ -115,25 +116,15 @@ class Readiness:
             self._logged = set(self._missing)
             log.info("readiness", missing={part: error.message for part, error in self.missing().items()})
 
-    async def _check_retriever(self) -> None:
-        silent = RetrieverNotReady("The retriever does not answer.")
-        await self._check("retriever", self._retriever.ready(), silent)
-
-    async def _check_controller(self) -> None:
-        silent = Unavailable("The controller does not answer.")
-        await self._check("controller", self._controller.ready(), silent)
-
-    async def _check_engine(self) -> None:
-        await self._check("engine", self._ask_engine(), EngineNotReady("The engine does not answer."))
-
     async def _ask_engine(self) -> None:
         await self._generator.ready()
         self._engine = await self._generator.info()
 
-    async def _check(self, part: str, answer: Awaitable[None], silent: Unavailable) -> None:
+    async def _check(self, part: str) -> None:
+        ask, silent = self._questions[part]
         try:
             async with asyncio.timeout(self._timeout_s):
-                await answer
+                await ask()
         except RagtreeError as error:
             self._missing[part] = error
         except Exception as error:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gateway.background.cache_jobs import CacheJob, CacheJobs, Ending, Prefills
 from gateway.background.donors import Donors
@@ -25,16 +25,10 @@ _MOST_NODES = 20_000
 _REFUSALS = 64
 """After this number of prefills in a row without room, the next ones find none either, whatever their lengths."""
 
+Queries: TypeAlias = Counter[SearchRequest] | Callable[[], Coroutine[Any, Any, Counter[SearchRequest]]]
+"""What a warm-up replays, or what reads it in the query log."""
+
 _Prefill: TypeAlias = Callable[[], Coroutine[Any, Any, Prefilled]]
-
-
-class WarmUpQueries(NamedTuple):
-    """What a warm-up replays: ``queries``, or those in the ``log`` of a tenant, in a collection if one is given."""
-
-    queries: Counter[SearchRequest]
-    log: bool
-    tenant: str
-    collection: str | None
 
 
 class CacheFilling:
@@ -43,7 +37,7 @@ class CacheFilling:
     A warm-up resolves each distinct query once and counts the sequences of documents. Then it replays one query for
     each sequence, the most frequent sequence first.
 
-    A precomputation evicts nothing. It replays the most frequent sequences of the query log, if so many are asked for,
+    A precomputation evicts nothing. It replays the most frequent sequences of the query log, if any are asked for,
     and then prefills the donors of all documents. What is cached when it begins, it finds in one look at the tree. That
     is how a later one continues an interrupted one, without an engine step. It skips what the tiers have no room for:
     shorter documents may fit. Once nothing fits any more, it only counts the rest.
@@ -60,16 +54,17 @@ class CacheFilling:
         self._donors = donors
         self._metrics = metrics
 
-    def asked_for(self, body: WarmBody, tenant: str) -> WarmUpQueries:
+    def asked_for(self, body: WarmBody, tenant: str) -> Queries:
         """What ``body`` asks for. ``tenant`` applies to queries that name none. Raises QuestionTooLong.
 
         Takes time for each query.
         """
         owner = body.tenant or tenant
-        queries = Counter(self._past.as_search(query, owner, body.collection) for query in body.queries)
-        return WarmUpQueries(queries, body.log, owner, body.collection)
+        if body.log:
+            return partial(self._past.logged, owner, body.collection)
+        return Counter(self._past.as_search(query, owner, body.collection) for query in body.queries)
 
-    def warm_up(self, asked: WarmUpQueries) -> CacheJob:
+    def warm_up(self, asked: Queries) -> CacheJob:
         """Start a warm-up. Raises Conflict while another one runs."""
         return self.warm_ups.start(partial(self._warm_up, asked))
 
@@ -77,9 +72,8 @@ class CacheFilling:
         """Start a precomputation for ``tenant``, unless the body names another. Raises Conflict while another runs."""
         return self.precomputations.start(partial(self._precompute, body, body.tenant or tenant))
 
-    async def _warm_up(self, asked: WarmUpQueries, job: CacheJob) -> Ending:
-        queries = await self._past.logged(asked.tenant, asked.collection) if asked.log else asked.queries
-        sequences = await self._past.sequences(queries, job)
+    async def _warm_up(self, asked: Queries, job: CacheJob) -> Ending:
+        sequences = await self._past.sequences(await asked() if callable(asked) else asked, job)
         job.sequences.total = len(sequences)
         for _, search in sequences:
             await _prefill(job, job.sequences, partial(self._past.prefill, search, evicting=True))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -118,11 +118,9 @@ class IngestedPrefill:
         if self._enabled:
             self._waiting.put_nowait(Ingested(tenant, job, document_id))
 
-    @asynccontextmanager
-    async def prefilling(self) -> AsyncIterator[None]:
+    def prefilling(self) -> AbstractAsyncContextManager[None]:
         """Prefill in the background while the context is open."""
-        async with in_background(self._run()):
-            yield
+        return in_background(self._run())
 
     async def _run(self) -> None:
         while True:
@@ -132,7 +130,7 @@ class IngestedPrefill:
             except RagtreeError as error:
                 log.warning("ingested_documents_not_prefilled", job_id=ingested.job.job_id, error=str(error))
             except Exception:
-                # What waits behind it goes on.
+                # What waits goes on.
                 log.exception("ingested_documents_not_prefilled", job_id=ingested.job.job_id)
 
     async def _prefill_all(self, ingested: Ingested) -> None:
@@ -147,7 +145,7 @@ class IngestedPrefill:
 
     @contextmanager
     def _failing(self, document_id: str) -> Iterator[None]:
-        """Record an error of the block, and go on behind it."""
+        """Record an error of the block, and go on after it."""
         try:
             yield
         except RagtreeError as error:

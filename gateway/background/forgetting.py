@@ -5,23 +5,23 @@ drops their KV before it is confirmed. Queries that found the document earlier m
 controller prevents until it restarts. So orphans stay recorded until no such query can be running, and are then dropped
 again. The same sweep drops the KV of replaced documents, and of deletions that failed because a part was away.
 
-What cannot be deleted must not keep the sweep from what is behind it. So each attempt is counted in the store before it
+What cannot be deleted must not keep the sweep from what follows. So each attempt is counted in the store before it
 begins, what has failed together is tried alone, and after three attempts an orphan is given up. No query is served its
 KV all the same: the document is found no more, and the tree has let it go. Who asks for the deletion again has it tried
 again.
 """
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import structlog
 
-from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
+from gateway.tasks import Deadline
 from protocol.cache import DocumentDeletion
 from protocol.documents import Orphan
 from protocol.errors import RagtreeError, UnknownDocument
@@ -75,12 +75,10 @@ class Forgetting:
             for together in _together(orphans):
                 failed |= not await self._attempt(together)
 
-    @asynccontextmanager
-    async def sweeping(self) -> AsyncIterator[None]:
+    def sweeping(self) -> AbstractAsyncContextManager[None]:
         """Sweep at intervals while the context is open."""
         # Orphans that a failed sweep leaves stay recorded for the next one.
-        async with repeated(self.sweep, min(self._timeout_s, _LONGEST_PAUSE_S)):
-            yield
+        return repeated(self.sweep, min(self._timeout_s, _LONGEST_PAUSE_S))
 
     async def _drop_orphans_of(self, tenant: str, collection: str, document_id: str) -> None:
         orphans = await self._retriever.orphans_of(tenant, collection, document_id)
@@ -113,7 +111,7 @@ class Forgetting:
     async def _drop(self, orphans: Sequence[Orphan]) -> None:
         """Drop the KV of orphans of one tenant and store."""
         contents = tuple(orphan.content_hash for orphan in orphans)
-        # All of them were orphans when the last one became one: whoever returns is an orphan no more.
+        # All of them were orphans when the last one became one: one that returns is an orphan no more.
         last = max(orphans, key=lambda orphan: orphan.gone_at.number)
         deletion = DocumentDeletion(contents, namespace_of(last.tenant), last.gone_at)
         deadline = Deadline(self._timeout_s, "The document's KV was not dropped")

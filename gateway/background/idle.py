@@ -5,12 +5,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from gateway.background_tasks import BackgroundTasks
-from gateway.deadline import Deadline
 from gateway.query.lease import Lease
 from gateway.query.runs import QueryRuns
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
+from gateway.tasks import BackgroundTasks, Deadline
 from protocol.errors import EngineDied, EngineFailed, Unavailable, UnknownDocument
 from protocol.generation import Sampling
 from protocol.parts import Parts
@@ -38,7 +37,7 @@ class IdleTime:
         """The result of ``work``. Repeats it after an interruption, or if it returns None because the stack is busy."""
         wait_s = _FIRST_WAIT_S
         while True:
-            await self._runs.wait_idle()
+            await self._runs.idle.wait()
             async with self._turn:
                 result = await self._attempt(work)
             if result is not None:
@@ -59,7 +58,7 @@ class IdleTime:
     async def _unless_interrupted(self, work: Coroutine[Any, Any, T | None]) -> T | None:
         """The result of ``work``, or None if a query arrives first, which cancels the work."""
         working = asyncio.create_task(work)
-        arrival = asyncio.create_task(self._runs.wait_busy())
+        arrival = asyncio.create_task(self._runs.busy.wait())
         try:
             await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else None

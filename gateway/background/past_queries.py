@@ -8,11 +8,11 @@ from uuid import uuid4
 
 from gateway.background.cache_jobs import CacheJob
 from gateway.background.idle import IdlePrefill, IdleTime, Prefilled
-from gateway.deadline import Deadline
 from gateway.limits.auth import namespace_of
 from gateway.query.laid_out import laid_out
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log import QueryLog
+from gateway.tasks import Deadline
 from gateway.wire.schemas import WarmQuery
 from protocol.errors import NoDocuments, RagtreeError
 from protocol.parts import Parts

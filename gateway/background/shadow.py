@@ -1,19 +1,17 @@
 """Shadow comparison: a sample of approximate answers against those of full prefills of the same prompts."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from uuid import uuid4
 
 import structlog
 
 from gateway.background.idle import IdleTime
-from gateway.background_tasks import BackgroundTasks
-from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.lease import Lease
 from gateway.settings import GatewaySettings
-from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
+from gateway.stores.recent import ApproximateAnswer, ApproximateAnswers
+from gateway.tasks import BackgroundTasks, Deadline
 from protocol.errors import RagtreeError
 from protocol.generation import Sampling
 from protocol.parts import Parts
@@ -46,11 +44,9 @@ class Shadow:
         self._tasks = tasks
         self._settings = settings
 
-    @asynccontextmanager
-    async def comparing(self) -> AsyncIterator[None]:
+    def comparing(self) -> AbstractAsyncContextManager[None]:
         """Compare in the background while the context is open."""
-        async with in_background(self._run()):
-            yield
+        return in_background(self._run())
 
     async def _run(self) -> None:
         while True:

@@ -1,12 +1,12 @@
 """Authentication by API key."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pydantic import SecretStr
 
-from gateway.settings import ApiKey, GatewaySettings, Limits
+from gateway.settings import GatewaySettings, Limits
 from protocol.errors import ConfigError, PermissionDenied, Unauthenticated
 from protocol.plans import Reuse
 
@@ -39,24 +39,20 @@ class Keyring:
     A key is found by its digest. How long that takes tells nothing about a key: nobody who guesses one can choose its
     digest. A wrong guess costs its sender a connection, but no caller can be locked out by it: keys have to be random.
 
-    Raises ConfigError for a malformed digest, or a key that is configured twice.
+    Without API keys, it lets every caller in. Raises ConfigError for a malformed digest, or a key that is configured
+    twice.
     """
 
-    def __init__(
-        self,
-        keys: Sequence[ApiKey],
-        default_tenant: str,
-        admin_key: SecretStr | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - immutable
-    ) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
+        keys, default_tenant, admin_key = settings.api_keys, settings.default_tenant, settings.admin_key
         self._callers: dict[bytes, Caller] = {}
         everyone = _owner_of(f"tenant:{default_tenant}".encode())
-        self._open = None if keys else Caller(default_tenant, admin_key is None, everyone, limits)
+        self._open = None if keys else Caller(default_tenant, admin_key is None, everyone, settings.limits)
         for key in keys:
             digest = _digest_of(key.secret, f"The key of tenant {key.tenant!r}", "api_keys")
             if digest in self._callers:
                 raise ConfigError(f"An API key of tenant {key.tenant!r} is configured twice.", "api_keys")
-            own = limits.overridden_by(key.limits)
+            own = settings.limits.overridden_by(key.limits)
             self._callers[digest] = Caller(key.tenant, key.admin, _owner_of(digest), own, key.reuse)
         if admin_key is not None:
             digest = _digest_of(admin_key, "The administrator's key", "admin_key")
@@ -64,11 +60,6 @@ class Keyring:
                 raise ConfigError("The administrator's key is also an API key; use a different one.", "admin_key")
             self._callers[digest] = Caller(default_tenant, True, _owner_of(digest), Limits(), only_admin=True)
         self.has_administrators = any(caller.admin for caller in self._callers.values())
-
-    @classmethod
-    def from_settings(cls, settings: GatewaySettings) -> "Keyring":
-        """The keyring of these settings. Without API keys, it lets every caller in."""
-        return cls(settings.api_keys, settings.default_tenant, settings.admin_key, settings.limits)
 
     @property
     def needs_key(self) -> bool:

@@ -1,16 +1,16 @@
 """Quotas of callers: admission, charges, and the rate-limit headers of replies."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from typing import NamedTuple
 
-from gateway.background_tasks import BackgroundTasks
 from gateway.limits.auth import Caller
 from gateway.limits.room import Concurrency, Room
 from gateway.limits.tokens import Reservation, TokenReservations
 from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
+from gateway.tasks import BackgroundTasks
 from protocol.errors import RateLimited
 
 ReplyHeaders = MutableMapping[str, str]
@@ -131,14 +131,12 @@ class Quotas:
             finally:
                 ticket.close()
 
-    @contextmanager
-    def search(self, caller: Caller) -> Iterator[None]:
+    def search(self, caller: Caller) -> AbstractContextManager[None]:
         """Admit a search, which holds the slot of a query until the block ends, but uses no tokens.
 
         Raises RateLimited or Overloaded.
         """
-        with self._queries.slot(caller.owner, caller.limits.concurrent_queries):
-            yield
+        return self._queries.slot(caller.owner, caller.limits.concurrent_queries)
 
     @asynccontextmanager
     async def upload(self, caller: Caller) -> AsyncIterator[UploadTicket]:

@@ -1,12 +1,10 @@
 """The gateway's own metrics, in base units, without labels for tenants or documents. See docs/metrics.md."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from functools import partial
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from gateway.metrics.activity import Activity
 from gateway.query.transcript import Transcript
@@ -270,23 +268,16 @@ class HttpMetrics:
         self._upload_bytes.labels(kind).inc(size)
 
 
-class StateMetrics(Collector):
-    """Running queries, readiness of the parts, and the gateway's version."""
+def expose_state(registry: CollectorRegistry, runs: Sized, readiness: Readiness, version: str) -> None:
+    """Add metrics of the state at each scrape: running queries, the parts' readiness, and the gateway's version."""
+    Gauge("ragtree_queries_running", "Running queries.", registry=registry).set_function(lambda: len(runs))
+    ready = Gauge(
+        "ragtree_part_ready", "1 if a part can serve, as of the last check, else 0.", ["part"], registry=registry
+    )
+    for part in Readiness.PARTS:
+        ready.labels(part).set_function(partial(_is_ready, readiness, part))
+    Info("ragtree_build", "The running version.", registry=registry).info({"version": version})
 
-    def __init__(self, registry: CollectorRegistry, runs: Sized, readiness: Readiness, version: str) -> None:
-        self._runs = runs
-        self._readiness = readiness
-        self._version = version
-        registry.register(self)
 
-    def collect(self) -> Iterator[Metric]:
-        """The gauges now."""
-        yield GaugeMetricFamily("ragtree_queries_running", "Running queries.", len(self._runs))
-        ready = GaugeMetricFamily(
-            "ragtree_part_ready", "1 if a part can serve, as of the last check, else 0.", labels=["part"]
-        )
-        missing = self._readiness.missing()
-        for part in Readiness.PARTS:
-            ready.add_metric([part], part not in missing)
-        yield ready
-        yield InfoMetricFamily("ragtree_build", "The running version.", {"version": self._version})
+def _is_ready(readiness: Readiness, part: str) -> float:
+    return part not in readiness.missing()

@@ -10,8 +10,10 @@ from itertools import pairwise, zip_longest
 from math import log
 from typing import NamedTuple
 
+from gateway.wire.reply import TextSpan
+
 LEAST_OVERLAP = 0.5
-"""Share of a sentence's weight that a passage must hold. docs/retrieval.md has the measurement behind both shares."""
+"""Share of a sentence's weight that a passage must hold. docs/retrieval.md has the measurement of both shares."""
 LEAST_OF_BEST = 0.8
 """Share of the best passage's overlap that another one must reach to stand beside it."""
 _ALONE = 0.5
@@ -19,7 +21,7 @@ _ALONE = 0.5
 _ASKED = 0.25
 """Weight of a word of the question: every passage that was found is likely to have it."""
 MOST_CHARACTERS = 65_536
-"""Characters of an answer that are compared with the passages. What stands behind them is not cited."""
+"""Characters of an answer that are compared with the passages. What follows them is not cited."""
 MOST_SPANS = 100
 """Sentences that are listed of those that rest on one passage: the first ones."""
 _SHORT = 3
@@ -39,13 +41,6 @@ _CHINESE_JAPANESE_KOREAN = "的了是在和与也有为我你他她它这那就�
 _STOP_WORDS = frozenset([*_ENGLISH.split(), *_CHINESE_JAPANESE_KOREAN])
 
 
-class Span(NamedTuple):
-    """A part of an answer: characters from ``start`` up to ``end``."""
-
-    start: int
-    end: int
-
-
 class Support(NamedTuple):
     """A passage that an answer rests on.
 
@@ -55,7 +50,7 @@ class Support(NamedTuple):
 
     passage: int
     overlap: float
-    spans: tuple[Span, ...]
+    spans: tuple[TextSpan, ...]
 
 
 def supports(answer: str, question: str, passages: Sequence[str]) -> tuple[Support, ...]:
@@ -69,7 +64,7 @@ def supports(answer: str, question: str, passages: Sequence[str]) -> tuple[Suppo
     texts = _Passages([_words(passage) for passage in passages])
     asked = set(_words(question))
     best: dict[int, float] = {}
-    spans: dict[int, list[Span]] = {}
+    spans: dict[int, list[TextSpan]] = {}
     for span, words in _sentences(answer[:MOST_CHARACTERS]):
         overlaps = texts.overlaps(words, asked)
         least = max(LEAST_OVERLAP, LEAST_OF_BEST * max(overlaps.values(), default=0.0))
@@ -120,26 +115,26 @@ def _words(text: str) -> list[str]:
     return [word for word in _WORD.findall(text.casefold()) if word not in _STOP_WORDS]
 
 
-def _sentences(answer: str) -> Iterator[tuple[Span, list[str]]]:
+def _sentences(answer: str) -> Iterator[tuple[TextSpan, list[str]]]:
     """The sentences that have words, with them."""
     start, begun, words = 0, 0, []
-    held: list[tuple[Span, list[str]]] = []
+    held: list[tuple[TextSpan, list[str]]] = []
     ends = [found.end() for found in _SENTENCE_END.finditer(answer)]
     for end in [*ends, len(answer)]:
         # Only what is new: a sentence that joins its neighbour is not cut again.
         words += _words(answer[begun:end])
         begun = end
         if len(words) >= _SHORT or end == len(answer):
-            held.append((Span(start, end), words))
+            held.append((TextSpan(start, end), words))
             start, words = end, []
     if len(held) > 1 and len(held[-1][1]) < _SHORT:
         (last, words), (before, more) = held.pop(), held.pop()
-        held.append((Span(before.start, last.end), more + words))
+        held.append((TextSpan(before.start, last.end), more + words))
     for span, words in held:
         if words:
             text = answer[span.start : span.end]
             start = span.start + len(text) - len(text.lstrip())
-            yield Span(start, start + len(text.strip())), words
+            yield TextSpan(start, start + len(text.strip())), words
 
 
 def _credit(word: str) -> float:

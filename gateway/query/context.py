@@ -4,8 +4,6 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gateway.background_tasks import BackgroundTasks
-from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.laid_out import laid_out
 from gateway.query.lease import Lease
@@ -14,6 +12,7 @@ from gateway.query.timeline import Timeline
 from gateway.query.tracing import QueryTrace
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
+from gateway.tasks import BackgroundTasks, Deadline
 from protocol.errors import EngineDied, EngineFailed, QuestionTooLong
 from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Parts

@@ -63,7 +63,6 @@ _MOST_CHARACTERS = 1000
 """Of one earlier message: its beginning. A follow-up names things that were asked for, or that an answer began with."""
 
 _SPEAKERS = {"user": "User", "assistant": "Assistant"}
-_MOST_TOKENS = 64
 _QUOTES = "\"'`\u201c\u201d\u2018\u2019\u00ab\u00bb"
 
 
@@ -81,9 +80,8 @@ def rewriting_prompt(messages: Sequence[ChatMessage], earlier: int) -> tuple[Cha
     return ChatMessage("system", _INSTRUCTION), ChatMessage("user", "\n".join(lines))
 
 
-def rewriting_sampling() -> Sampling:
-    """How the model generates the question: greedily, on one line. A longer one is discarded."""
-    return Sampling(_MOST_TOKENS, stop=("\n",))
+REWRITING = Sampling(max_tokens=64, stop=("\n",))
+"""How the model generates the question: greedily, on one line. A longer one is discarded."""
 
 
 def question_in(text: str) -> str:

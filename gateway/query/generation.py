@@ -9,7 +9,8 @@ import structlog
 
 from gateway.query.context import QueryContext
 from gateway.query.guess import Guess
-from gateway.query.lease import Ends, Lease
+from gateway.query.lease import Lease
+from gateway.tasks import Ends
 from protocol.errors import EngineDied
 from protocol.generation import GenerationStep
 from protocol.plans import AdmissionRequest, DocumentOrder, PrefillPlan

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gateway.background_tasks import ITEM, off_loop
+from gateway.tasks import ITEM, off_loop
 from protocol.errors import QuestionTooLong
 from protocol.graph import UNBOUNDED, ContextBudget, Path
 from protocol.parts import PromptLayout

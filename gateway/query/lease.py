@@ -1,16 +1,14 @@
 """The lease of one plan: what a query holds of the controller and the generator, and its release."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from gateway.background_tasks import CLOSE_TIMEOUT_S, BackgroundTasks, close_iterator
-from gateway.deadline import Deadline
 from gateway.query.tracing import ChatTrace
+from gateway.query.transcript import NO_PREFILL
+from gateway.tasks import CLOSE_TIMEOUT_S, BackgroundTasks, Deadline, Ends, close_iterator
 from protocol.errors import EngineDied, UnknownPlan
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
 from protocol.kv import LostCopy
@@ -19,25 +17,7 @@ from protocol.plans import CompletionReport, NotWarmed, PlanOutcome
 
 T = TypeVar("T")
 
-_NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
-
 log = structlog.get_logger(__name__)
-
-
-class Ends(ABC):
-    """A context manager that ends what it has begun, with the error of its block."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(error)
-
-    @abstractmethod
-    def end(self, error: BaseException | None) -> None:
-        """End it; ``error`` is what the block raised."""
 
 
 class Lease(Ends):
@@ -57,7 +37,7 @@ class Lease(Ends):
         self._reader: asyncio.Task[None] | None = None
         self._end: Callable[[str], Coroutine[Any, Any, None]] | None = None
         self._notice: asyncio.Task[None] | None = None
-        self._prefill = _NO_PREFILL
+        self._prefill = NO_PREFILL
         self._completion_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._unwritten: tuple[LostCopy, ...] | None = None
@@ -82,7 +62,7 @@ class Lease(Ends):
     @property
     def prefill(self) -> PrefillResult | None:
         """Result of the plan's prefill; None before the first step."""
-        return None if self._prefill is _NO_PREFILL else self._prefill
+        return None if self._prefill is NO_PREFILL else self._prefill
 
     def completed(self) -> None:
         """Mark the plan as completed: errors from here on no longer change its outcome."""

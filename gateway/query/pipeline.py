@@ -3,8 +3,6 @@
 from collections.abc import AsyncGenerator
 from contextlib import closing
 
-from gateway.background_tasks import BackgroundTasks
-from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
 from gateway.query.generation import Generation
@@ -16,9 +14,9 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
-from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
 from gateway.stores.query_log import QueryLog
-from gateway.stores.recent_documents import RecentDocuments
+from gateway.stores.recent import ApproximateAnswer, ApproximateAnswers, RecentDocuments
+from gateway.tasks import BackgroundTasks, Deadline
 from gateway.wire.events import Event
 from gateway.wire.reply import Reply
 from gateway.wire.reuse import approximation_of
@@ -110,12 +108,11 @@ class QueryPipeline:
                     yield event
 
             # Complete.
-            transcript.speculated(
-                speculation.timings(plan.prompt, context.timeline.search_began_ms + documents.elapsed_ms)
-            )
+            found_ms = context.timeline.search_began_ms + documents.elapsed_ms
+            speculated = speculation.timings(plan.prompt, found_ms)
             speculation.learn(plan.prompt)
             await transcript.cite()
-            completed = transcript.completed()
+            completed = transcript.completed(speculated)
             context.metrics.non_overlapped.observe(completed.timings.non_overlapped_ms / 1000)
             context.trace.completed(completed.response)
             generation.completed()

@@ -22,9 +22,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     ``messages`` is the conversation that ends with the question. ``question_field`` is the request's field that holds
     the question, and ``schema_field`` that of the sampling's JSON schema. ``query_id`` is unique. ``order`` is the
     order of the documents in the prompt. ``reuse`` and ``recompute_share`` are the controller's own if they are None.
-    With ``rewrite_from`` above 0, the model first makes a question that stands alone of the last one and so many before
-    it, and the search is for that. ``budget`` bounds the prompt's context. With ``context_only``, the answer is the
-    context, and nothing is generated. With ``documents_optional``, an unknown or empty collection means an answer
+    With ``rewrite_from`` above 0, the model first makes a question that stands alone of the last one and this number
+    before it, and the search is for that. ``budget`` bounds the prompt's context. With ``context_only``, the answer is
+    the context, and nothing is generated. With ``documents_optional``, an unknown or empty collection means an answer
     without documents instead of an error. A query that has ``found`` its documents does not search.
     """
 

@@ -5,7 +5,7 @@ from typing import Literal
 import structlog
 
 from gateway.query.context import QueryContext
-from gateway.query.follow_ups import question_in, rewriting_prompt, rewriting_sampling
+from gateway.query.follow_ups import REWRITING, question_in, rewriting_prompt
 from gateway.query.laid_out import laid_out
 from gateway.wire.reply import RewriteFailure, Rewriting
 from protocol.errors import DeadlineExceeded, EngineDied, EngineFailed, RagtreeError
@@ -68,13 +68,12 @@ class FollowUpRewriter:
 
     async def _generate(self) -> None:
         context, query = self._context, self._context.query
-        sampling = rewriting_sampling()
         conversation = rewriting_prompt(query.messages, query.rewrite_from)
-        prompt = await laid_out(context.parts.layout, conversation, (), sampling.max_tokens, preamble=False)
+        prompt = await laid_out(context.parts.layout, conversation, (), REWRITING.max_tokens, preamble=False)
         request = AdmissionRequest(f"{query.query_id}~rewrite", query.namespace, prompt, found_at=(), reuse=Reuse.EXACT)
         with context.lease(request.query_id) as lease:
             plan = await lease.admit(context.parts.controller.admit(request))
-            async for step in context.stream(lease, plan, sampling):
+            async for step in context.stream(lease, plan, REWRITING):
                 if step.prefill is not None:
                     self._tokens += step.prefill.prompt_tokens
                 self._tokens += step.tokens

@@ -1,9 +1,8 @@
 """Running queries. Each is a task; its request reads the events and may cancel it."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Protocol
+from typing import TypeAlias
 
 import structlog
 
@@ -15,22 +14,6 @@ from gateway.wire.reply import Reply
 from protocol.errors import InternalError, InvalidRequest, RagtreeError, Unavailable
 
 log = structlog.get_logger(__name__)
-
-
-class Running(Protocol):
-    """The running queries of one request. ``task`` ends when all of them have ended."""
-
-    task: asyncio.Task[None]
-
-    @property
-    def query_id(self) -> str:
-        """The id of the first query."""
-
-    async def started(self) -> None:
-        """Wait until a response may start. Raises the error of a query that fails before."""
-
-    def cancel(self) -> None:
-        """Cancel all queries that have not ended."""
 
 
 class QueryRun:
@@ -111,42 +94,31 @@ class QueryRun:
 
 
 class QueryRuns:
-    """Starts queries and tracks the running ones. Calls ``on_error`` with each query's error."""
+    """Starts queries and tracks the running ones. Calls ``on_error`` with each query's error.
 
-    def __init__(
-        self,
-        pipeline: QueryPipeline,
-        on_error: Callable[[RagtreeError], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ``busy`` is set while a query runs, and ``idle`` while none does.
+    """
+
+    def __init__(self, pipeline: QueryPipeline, on_error: Callable[[RagtreeError], None]) -> None:
         self._pipeline = pipeline
         self._on_error = on_error
-        self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
-        self._busy = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.busy = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, query: Query, charge: Callable[[int], None]) -> QueryRun:
         """Start a query. ``charge`` receives its tokens, in parts, as they are used."""
-        transcript = Transcript(query, self._clock, charge)
+        transcript = Transcript(query, charge=charge)
         run = QueryRun(self._pipeline.run(transcript), transcript)
         self._tasks.add(run.task)
-        self._busy.set()
-        self._idle.clear()
+        self.busy.set()
+        self.idle.clear()
         run.task.add_done_callback(lambda task: self._ended(task, run))
         return run
-
-    async def wait_busy(self) -> None:
-        """Wait until a query is running."""
-        await self._busy.wait()
-
-    async def wait_idle(self) -> None:
-        """Wait until no query is running."""
-        await self._idle.wait()
 
     async def shutdown(self) -> None:
         """Cancel the running queries, and any that they start, and wait until all have ended."""
@@ -158,8 +130,8 @@ class QueryRuns:
     def _ended(self, task: asyncio.Task[None], run: QueryRun) -> None:
         self._tasks.discard(task)
         if not self._tasks:
-            self._busy.clear()
-            self._idle.set()
+            self.busy.clear()
+            self.idle.set()
         if run.error is not None:
             self._on_error(run.error)
 
@@ -231,3 +203,7 @@ class Choices:
                     other = self._runs[0].transcript.alternative(number)
                     self._runs.append(self._starter.start(other, self._charge))
                     following.create_task(self._follow(number, following))
+
+
+Running: TypeAlias = QueryRun | Choices
+"""The running queries of one request."""

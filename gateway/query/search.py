@@ -1,17 +1,16 @@
 """Searches: for the documents of a query, and without generation."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import closing
-from typing import NamedTuple
 
-from gateway.background_tasks import BackgroundTasks, close_iterator, finish_iterator
-from gateway.deadline import Deadline
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
 from gateway.query.tracing import Tracing
+from gateway.query.transcript import NOTHING_FOUND
 from gateway.settings import GatewaySettings
-from gateway.wire.search import SearchTimings
+from gateway.tasks import BackgroundTasks, Deadline, close_iterator, finish_iterator
+from gateway.wire.reply import SearchTimings
 from protocol.errors import InternalError, NoDocuments, UnknownCollection
 from protocol.parts import Retriever
 from protocol.retrieval import CandidateSet, SearchRequest
@@ -52,9 +51,6 @@ class SearchStages:
                 return
 
 
-_NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
-
-
 class Search:
     """One query's search. Close it in any case."""
 
@@ -86,7 +82,7 @@ class Search:
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:
                 raise
-            yield self._record(_NOTHING_FOUND)
+            yield self._record(NOTHING_FOUND)
 
     def _record(self, found: CandidateSet) -> CandidateSet:
         self._found = found
@@ -95,15 +91,8 @@ class Search:
         return found
 
 
-class Found(NamedTuple):
-    """The final candidates of a search, and its times."""
-
-    candidates: CandidateSet
-    timings: SearchTimings
-
-
 class Searches:
-    """Runs searches that nothing is generated from. ``clock`` returns monotonic seconds."""
+    """Runs searches that nothing is generated from."""
 
     def __init__(
         self,
@@ -112,18 +101,19 @@ class Searches:
         tasks: BackgroundTasks,
         settings: GatewaySettings,
         tracing: Tracing,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retriever = retriever
         self._metrics = metrics
         self._tasks = tasks
         self._settings = settings
         self._tracing = tracing
-        self._clock = clock
 
-    async def run(self, request: SearchRequest) -> Found:
-        """Search to the end. Raises what ``Retriever.search`` raises, and DeadlineExceeded."""
-        began = self._clock()
+    async def run(self, request: SearchRequest) -> tuple[CandidateSet, SearchTimings]:
+        """The final candidates of a search, and its times.
+
+        Raises what ``Retriever.search`` raises, and DeadlineExceeded.
+        """
+        began = time.monotonic()
         deadline = Deadline(self._settings.query_timeout_s, "The search did not end")
         ends_ms: list[float] = []
         with (
@@ -134,6 +124,6 @@ class Searches:
                 trace.found(found)
                 ends_ms.append(found.elapsed_ms)
                 if found.final:
-                    total_ms = 1000 * (self._clock() - began)
-                    return Found(found, SearchTimings(found.elapsed_ms, tuple(ends_ms), total_ms))
+                    total_ms = 1000 * (time.monotonic() - began)
+                    return found, SearchTimings(found.elapsed_ms, tuple(ends_ms), total_ms)
         raise InternalError("The search ended without its final documents.")

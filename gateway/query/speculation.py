@@ -4,17 +4,21 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 from gateway.query.context import QueryContext
 from gateway.query.guess import Guess
-from gateway.query.lease import Ends
 from gateway.query.speculation_start import SpeculationStart
+from gateway.tasks import Ends
 from gateway.wire.reply import SpeculationTimings
 from protocol.errors import EngineDied, EngineFailed
 from protocol.plans import DocumentOrder, PrefillPlan, SpeculationDecision
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet
+
+_KIND = attrgetter("tenant", "collection", "search", "rerank", "mode", "top_k")
+"""What tells kinds of searches apart, besides filters and the order of documents."""
 
 
 class Speculation(Ends):
@@ -27,19 +31,9 @@ class Speculation(Ends):
     def __init__(self, context: QueryContext, start: SpeculationStart) -> None:
         self._context = context
         self._start = start
-        query = context.query
-        self._ranked = query.order is DocumentOrder.RETRIEVAL
-        search = query.search
-        self._kind = (
-            search.tenant,
-            search.collection,
-            search.search,
-            search.rerank,
-            search.mode,
-            search.top_k,
-            search.filters is None,
-            self._ranked,
-        )
+        search = context.query.search
+        self._ranked = context.query.order is DocumentOrder.RETRIEVAL
+        self._kind = (*_KIND(search), search.filters is None, self._ranked)
         self._first_stage: CandidateSet | None = None
         # The newest documents, and the stage since which they have not changed.
         self._newest: tuple[CandidateSet, Sequence[str]] | None = None

@@ -13,7 +13,7 @@ made per token.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
+from typing import Self
 
 import msgspec
 import structlog
@@ -21,6 +21,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer, format_span_id, format_trace_id, set_span_in_context
 
 from gateway.query.query import Query
+from gateway.tasks import Ends
 from gateway.wire.reply import Reply
 from protocol.generation import FinishReason, PrefillResult, Sampling
 from protocol.plans import PrefillPlan
@@ -28,17 +29,7 @@ from protocol.retrieval import CandidateSet, SearchRequest
 from protocol.tracing import OPERATION, PROVIDER, REQUEST_MODEL, context_of, end, traceparent_of
 
 
-def span_name(search: SearchRequest) -> str:
-    """The name of a search's span."""
-    return f"retrieval {search.collection}"
-
-
-def span_attributes(search: SearchRequest) -> Mapping[str, str | int]:
-    """What is known of a search when its span starts."""
-    return {"gen_ai.data_source.id": search.collection, "gen_ai.request.top_k": search.top_k}
-
-
-class SearchTrace:
+class SearchTrace(Ends):
     """Records a search in its own span, which the final stage ends. As a context manager, it ends it in any case.
 
     ``request`` is the search with the span's context, for the spans of the retriever.
@@ -49,12 +40,8 @@ class SearchTrace:
         traceparent = traceparent_of(span)
         self.request = search if traceparent is None else msgspec.structs.replace(search, traceparent=traceparent)
 
-    def __enter__(self) -> "SearchTrace":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """End the span, if the final stage has not."""
         end(self._span, error)
 
     def found(self, found: CandidateSet) -> None:
@@ -102,7 +89,7 @@ class ChatTrace:
         end(self._span, error)
 
 
-class QueryTrace:
+class QueryTrace(Ends):
     """The spans of one query. As a context manager, it ends all open spans at the end of its block."""
 
     def __init__(self, tracer: Tracer, query: Query) -> None:
@@ -115,7 +102,7 @@ class QueryTrace:
         )
         self._search: SearchTrace | None = None
 
-    def __enter__(self) -> "QueryTrace":
+    def __enter__(self) -> Self:
         context = self._root.get_span_context()
         if context.is_valid:
             # Applies to the rest of the query's task and to its child tasks.
@@ -124,15 +111,14 @@ class QueryTrace:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """End all open spans."""
         for span in (*self._open, self._root):
             end(span, error)
 
     def retrieval(self, search: SearchRequest) -> SearchRequest:
         """Start the span of a search. Returns the request with the span's context for the retriever."""
-        self._search = SearchTrace(self._start(span_name(search), "retrieval", span_attributes(search)), search)
+        self._search = SearchTrace(self._start(f"retrieval {search.collection}", "retrieval", _asked(search)), search)
         return self._search.request
 
     def found(self, found: CandidateSet) -> None:
@@ -196,8 +182,13 @@ class Tracing:
 
     def search(self, search: SearchRequest) -> SearchTrace:
         """Start the span of a search without generation, in the trace of the current context."""
-        attributes = {OPERATION: "retrieval", PROVIDER: _US, **span_attributes(search)}
-        return SearchTrace(self._tracer.start_span(span_name(search), None, SpanKind.CLIENT, attributes), search)
+        attributes = {OPERATION: "retrieval", PROVIDER: _US, **_asked(search)}
+        span = self._tracer.start_span(f"retrieval {search.collection}", None, SpanKind.CLIENT, attributes)
+        return SearchTrace(span, search)
+
+
+def _asked(search: SearchRequest) -> Mapping[str, str | int]:
+    return {"gen_ai.data_source.id": search.collection, "gen_ai.request.top_k": search.top_k}
 
 
 @contextmanager

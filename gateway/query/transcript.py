@@ -6,12 +6,12 @@ from typing import TypedDict
 
 import msgspec
 
-from gateway.background_tasks import off_loop
 from gateway.limits.tokens import TokenMeter
 from gateway.query.citations import supports
 from gateway.query.query import Query
 from gateway.query.timeline import Timeline, TokenTimes
-from gateway.wire import events
+from gateway.tasks import off_loop
+from gateway.wire import events, reuse
 from gateway.wire.errors import error_body
 from gateway.wire.reply import (
     Citation,
@@ -22,21 +22,11 @@ from gateway.wire.reply import (
     ScoredToken,
     SearchResult,
     SpeculationTimings,
-    TextSpan,
     Timings,
     Usage,
     citation,
     scored,
     search_results,
-)
-from gateway.wire.reuse import (
-    FactsAttention,
-    ReuseClass,
-    facts_attention,
-    facts_fallback,
-    fallback_of,
-    found_in,
-    reuse_class,
 )
 from protocol.errors import DeadlineExceeded, InternalError, RagtreeError
 from protocol.generation import FinishReason, GenerationStep, PrefillResult
@@ -46,10 +36,10 @@ from protocol.plans import Fallback, PrefillPlan
 from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet, Chunk, Reranking
 
-_NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
+NO_PREFILL = PrefillResult(prompt_tokens=0, cached_tokens=0, prefill_ms=0.0)
 
 
-_NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
+NOTHING_FOUND = CandidateSet(stage=1, of=1, docs=(), scores=(), final=True, elapsed_ms=0.0)
 
 
 class _Stamp(TypedDict):
@@ -71,9 +61,9 @@ class _Searched(TypedDict):
 class _Reused(TypedDict):
     """What the prefill's event and the reply tell of the KV that was used."""
 
-    reuse: ReuseClass
+    reuse: reuse.ReuseClass
     fallback: Fallback | None
-    facts_attention: FactsAttention | None
+    facts_attention: reuse.FactsAttention | None
     facts_fallback: Fallback | None
 
 
@@ -84,10 +74,7 @@ class Transcript:
     """
 
     def __init__(
-        self,
-        query: Query,
-        clock: Callable[[], float] = time.monotonic,
-        charge: Callable[[int], None] = lambda _: None,
+        self, query: Query, clock: Callable[[], float] = time.monotonic, charge: Callable[[int], None] = lambda _: None
     ) -> None:
         self.query = query
         self.meter = TokenMeter(charge, prompt_paid=query.found is not None)
@@ -97,10 +84,9 @@ class Transcript:
         self.token_times = TokenTimes()
         self.arrived_at = time.time()
         self._sequence = 0
-        self._found = _NOTHING_FOUND
+        self._found = NOTHING_FOUND
         self._results: tuple[SearchResult, ...] = ()
         self._stages_ms: list[float] = []
-        self._speculation: SpeculationTimings | None = None
         self._passages: tuple[Chunk, ...] = ()
         self._citations: tuple[Citation, ...] = ()
         self._cited: tuple[CitedPassage, ...] = ()
@@ -108,7 +94,7 @@ class Transcript:
         self._rewriting: Rewriting | None = None
         self._queue_ms = 0.0
         self._overtakes = 0
-        self._prefill = _NO_PREFILL
+        self._prefill = NO_PREFILL
         self._reused = _Reused(reuse="none", fallback=None, facts_attention=None, facts_fallback=None)
         self._text: list[str] = []
         self._scored: list[ScoredToken] = []
@@ -142,10 +128,6 @@ class Transcript:
         else:
             self.timeline.reranked(found.reranking)
 
-    def speculated(self, speculation: SpeculationTimings | None) -> None:
-        """Record the result of the speculation."""
-        self._speculation = speculation
-
     def stage(self, found: CandidateSet) -> events.RetrievalStage:
         """The event of one stage of the search."""
         ids = tuple(chunk.document_id for chunk in found.docs)
@@ -177,10 +159,10 @@ class Transcript:
         if step.prefill is not None:
             self._prefill = step.prefill
             self._reused = _Reused(
-                reuse=reuse_class(step.prefill),
-                fallback=fallback_of(plan, step.prefill),
-                facts_attention=facts_attention(plan, step.prefill),
-                facts_fallback=facts_fallback(plan, step.prefill),
+                reuse=reuse.reuse_class(step.prefill),
+                fallback=reuse.fallback_of(plan, step.prefill),
+                facts_attention=reuse.facts_attention(plan, step.prefill),
+                facts_fallback=reuse.facts_fallback(plan, step.prefill),
             )
             yield self._resolved(plan, step.prefill)
             for cited in self._citations:
@@ -220,12 +202,12 @@ class Transcript:
         answer, self._cited = await off_loop(compared, joined)
         self._text = [answer] if answer else []
 
-    def completed(self) -> events.QueryCompleted:
-        """Make the terminal event of an answered query."""
+    def completed(self, speculation: SpeculationTimings | None = None) -> events.QueryCompleted:
+        """Make the terminal event of an answered query, with the result of its speculation."""
         if self.token_times.first_ms is not None:
             self.timeline.phase("decode", self.token_times.first_ms, f"{self.token_times.tokens} tokens")
         self.timeline.moment("end")
-        reply = self._reply()
+        reply = self._reply(speculation)
         return events.QueryCompleted(**self._stamp(), response=reply, usage=reply.usage, timings=reply.timings)
 
     def failed(self, error: RagtreeError) -> events.QueryIncomplete | events.QueryFailed:
@@ -242,11 +224,11 @@ class Transcript:
             cached_tokens=prefill.cached_tokens,
             composed_tokens=prefill.composed_tokens,
             recomputed_tokens=prefill.recomputed_tokens,
-            hit_docs=sum(tier is not None for tier in found_in(plan, prefill)),
+            hit_docs=sum(tier is not None for tier in reuse.found_in(plan, prefill)),
             tiers={tier.value: tokens for tier, tokens in prefill.loaded.items() if tokens},
         )
 
-    def _reply(self) -> Reply:
+    def _reply(self, speculation: SpeculationTimings | None) -> Reply:
         if self._finish_reason is None:
             raise InternalError("The query ended without a finish reason.")
         prompt_tokens = self._prefill.prompt_tokens
@@ -271,7 +253,7 @@ class Transcript:
                     self._prefill.cached_tokens, self._prefill.composed_tokens, self._prefill.recomputed_tokens
                 ),
             ),
-            timings=self._timings(),
+            timings=self._timings(speculation),
             timeline=self.timeline.entries if self.query.include_timeline else msgspec.UNSET,
             logprobs=self._logprobs(),
         )
@@ -292,11 +274,7 @@ class Transcript:
         held = supports(answer, question, [passage.text for passage in self._passages])
         return tuple(
             CitedPassage(
-                index,
-                self._passages[index].document_id,
-                self._passages[index].chunk_id,
-                round(overlap, 3),
-                tuple(TextSpan(span.start, span.end) for span in spans),
+                index, self._passages[index].document_id, self._passages[index].chunk_id, round(overlap, 3), spans
             )
             for index, overlap, spans in held
         )
@@ -304,15 +282,15 @@ class Transcript:
     def _logprobs(self, since: int = 0) -> tuple[ScoredToken, ...] | msgspec.UnsetType:
         return tuple(self._scored[since:]) if self.query.sampling.logprobs else msgspec.UNSET
 
-    def _timings(self) -> Timings:
+    def _timings(self, speculation: SpeculationTimings | None) -> Timings:
         total_ms = self.elapsed_s * 1000
-        overlapped_ms = self._speculation.overlapped_ms if self._speculation is not None else 0.0
+        overlapped_ms = speculation.overlapped_ms if speculation is not None else 0.0
         return Timings(
             queue_ms=self._queue_ms,
             retrieval_ms=self._found.elapsed_ms,
             stages_ms=tuple(self._stages_ms),
             non_overlapped_ms=max(0.0, self._found.elapsed_ms - overlapped_ms),
-            speculation=self._speculation,
+            speculation=speculation,
             kv_load_ms=self._prefill.kv_load_ms,
             prefill_ms=self._prefill.prefill_ms,
             ttft_ms=total_ms if self.token_times.first_ms is None else self.token_times.first_ms,

@@ -7,6 +7,7 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
@@ -15,15 +16,7 @@ from gateway.metrics.activity import ActivityReport
 from gateway.routes.bodies import JSON_LINES, JsonRoute, json_response, require_small, validating
 from gateway.routes.dependencies import AdminDep, GatewayDep, any_text, json_only, media_type
 from gateway.routes.documents import DocumentPath
-from gateway.wire.cache_replies import (
-    CacheStats,
-    CacheTree,
-    Dropped,
-    Pinned,
-    PrecomputeReply,
-    WarmUpReply,
-    token_bytes,
-)
+from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, PrecomputeReply, WarmUpReply, token_bytes
 from gateway.wire.openapi import errors, json_reply, reference
 from gateway.wire.schemas import COLLECTION, PinBody, PrecomputeBody, TenantName, WarmBody, WarmQuery
 from protocol.cache import DocumentDeletion
@@ -51,7 +44,7 @@ _WARM: dict[str, Any] = {
 async def cache_stats(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the usage of the cache's tiers, and the controller's load."""
     gateway.readiness.require_parts()
-    stats = await gateway.controller.stats()
+    stats = await gateway.parts.controller.stats()
     return json_response(CacheStats.of(stats, token_bytes(gateway.readiness)))
 
 
@@ -64,7 +57,8 @@ async def cache_tree(
 ) -> Response:
     """Get the knowledge tree by namespace, most used documents first."""
     gateway.readiness.require_parts()
-    return json_response(CacheTree.of(await gateway.controller.tree(depth, limit), gateway.recent_documents))
+    view = await gateway.parts.controller.tree(depth, limit)
+    return json_response(CacheTree(**asdict(view), documents=gateway.recent_documents.names_in(view)))
 
 
 @router.get("/activity", responses={200: json_reply(ActivityReport, "The last minutes."), **errors(401, 403, 500)})
@@ -105,10 +99,7 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
     return json_response(WarmUpReply.of(job), 202, {"Location": f"/v1/admin/cache/warm/{job.job_id}"})
 
 
-@router.get(
-    "/warm/{job_id}",
-    responses={200: json_reply(WarmUpReply, "The job."), **errors(401, 403, 404, 422, 500)},
-)
+@router.get("/warm/{job_id}", responses={200: json_reply(WarmUpReply, "The job."), **errors(401, 403, 404, 422, 500)})
 async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last warm-up. Earlier ones are not kept."""
     return json_response(WarmUpReply.of(gateway.filling.warm_ups.get(job_id)))
@@ -135,8 +126,7 @@ async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: Gat
 
 
 @router.get(
-    "/precompute/{job_id}",
-    responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)},
+    "/precompute/{job_id}", responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)}
 )
 async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last precomputation. Earlier ones are not kept."""
@@ -144,8 +134,7 @@ async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: Gat
 
 
 @router.delete(
-    "/precompute/{job_id}",
-    responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)},
+    "/precompute/{job_id}", responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)}
 )
 async def cancel_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Cancel the last precomputation. What it has computed stays. A job that has ended stays as it is."""
@@ -167,8 +156,10 @@ async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Re
     """
     gateway.readiness.require_parts()
     tenant = body.tenant or administrator.tenant
-    chunks = (await gateway.retriever.chunks(tenant, body.collection or DEFAULT_COLLECTION, body.document_id)).chunks
-    held = await pin_document(gateway.controller, gateway.layout, namespace_of(tenant), chunks, body.pinned)
+    chunks = (
+        await gateway.parts.retriever.chunks(tenant, body.collection or DEFAULT_COLLECTION, body.document_id)
+    ).chunks
+    held = await pin_document(gateway.parts.controller, gateway.parts.layout, namespace_of(tenant), chunks, body.pinned)
     receipt = Pinned(document_id=body.document_id, pinned=body.pinned, chunks=len(chunks), held=held)
     return json_response(receipt)
 
@@ -187,9 +178,9 @@ async def drop_document(
     """Drop a document's KV from every tier. The document stays; the next query that finds it computes its KV again."""
     gateway.readiness.require_parts()
     owner = tenant or administrator.tenant
-    chunks = (await gateway.retriever.chunks(owner, collection, document_id)).chunks
+    chunks = (await gateway.parts.retriever.chunks(owner, collection, document_id)).chunks
     contents = tuple(dict.fromkeys(chunk.content_hash for chunk in chunks))
-    nodes = await gateway.controller.delete_document(DocumentDeletion(contents, namespace_of(owner)))
+    nodes = await gateway.parts.controller.delete_document(DocumentDeletion(contents, namespace_of(owner)))
     return json_response(Dropped(nodes=nodes))
 
 
@@ -199,7 +190,7 @@ async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response
     gateway.readiness.require_parts()
     # The engine executes the orders. Without it, the call would wait until it is back.
     gateway.readiness.engine()
-    return json_response(Dropped(nodes=await gateway.controller.clear()))
+    return json_response(Dropped(nodes=await gateway.parts.controller.clear()))
 
 
 def _warm_body(content: bytes) -> WarmBody:

@@ -1,8 +1,8 @@
 """Starts queries, and streams or awaits their answers, for the routes that answer questions."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -11,14 +11,15 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.deadline import Deadline
 from gateway.limits.quotas import QueryTicket
 from gateway.query.query import Query
 from gateway.query.runs import Choices, QueryRun, Running
 from gateway.routes.dependencies import Gateway
 from gateway.settings import GatewaySettings
+from gateway.tasks import Deadline
 from gateway.wire.errors import ErrorReply, error_body
 from gateway.wire.events import Event
+from gateway.wire.openai.choice_stream import ChoiceStream
 from gateway.wire.openai.response_events import ResponseEvent, ResponseEvents
 from protocol.errors import InvalidRequest, RagtreeError
 
@@ -120,7 +121,7 @@ async def _check(query: Query, gateway: Gateway) -> None:
     if query.sampling.needs_check:
         deadline = Deadline(gateway.settings.query_timeout_s)
         try:
-            await deadline.wait(gateway.generator.check(query.sampling, query.caller))
+            await deadline.wait(gateway.parts.generator.check(query.sampling, query.caller))
         except InvalidRequest as error:
             raise query.in_callers_words(error) from error
 
@@ -154,14 +155,7 @@ async def response_frames(run: QueryRun, response: ResponseEvents) -> AsyncItera
         yield frame(response.failed(error))
 
 
-class Chunks(Protocol):
-    """Converts the events of choices into the chunks of one of OpenAI's streams."""
-
-    def of(self, index: int, event: Event) -> Sequence[msgspec.Struct]:
-        """The chunks of a choice's next event."""
-
-
-async def chunk_frames(choices: Choices, chunks: Chunks) -> AsyncIterator[bytes]:
+async def chunk_frames(choices: Choices, chunks: ChoiceStream[Any]) -> AsyncIterator[bytes]:
     """The events of choices as OpenAI's unnamed chunks, then ``[DONE]``. A late error becomes a last chunk instead."""
     try:
         async for index, event in choices.events():

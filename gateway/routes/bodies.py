@@ -6,18 +6,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.background_tasks import SHORT
-from gateway.wire.errors import http_error
+from gateway.tasks import SHORT
+from gateway.wire.errors import BodyRefused
 from gateway.wire.schemas import DocumentBody
 from protocol.documents import MOST_TRIPLETS
-from protocol.errors import InvalidEncoding, RagtreeError, TooManyValues
+from protocol.errors import InvalidEncoding, TooManyValues
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 """Media types of JSON lines."""
@@ -78,14 +77,6 @@ def require_small(body: bytes, most: JsonSize = MOST) -> None:
             f"The body has more than {most.values:,} JSON values, or {most.names:,} names of fields, the limits of "
             "this path."
         )
-
-
-class BodyRefused(HTTPException):
-    """An error of ours about a body. While it reads one, FastAPI turns all others but this kind into a 400."""
-
-    def __init__(self, error: RagtreeError) -> None:
-        super().__init__(http_error(error).status, error.message)
-        self.error = error
 
 
 class JsonRoute(APIRoute):

@@ -21,22 +21,19 @@ from gateway.query.runs import QueryRuns
 from gateway.query.search import Searches
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.stores.recent_documents import RecentDocuments
+from gateway.stores.recent import RecentDocuments
 from gateway.stores.stores import Stores
 from gateway.stores.uploads import Uploads
 from gateway.wire.openapi import ADMIN_KEY, API_KEY
 from protocol.errors import UnsupportedMediaType
-from protocol.parts import Controller, Generator, PromptLayout, Retriever
+from protocol.parts import Parts
 
 
 @dataclass(frozen=True)
 class Gateway:
     """The objects that routes use, built once per app."""
 
-    retriever: Retriever
-    controller: Controller
-    generator: Generator
-    layout: PromptLayout
+    parts: Parts
     uploads: Uploads
     ingested: IngestedPrefill
     runs: QueryRuns

@@ -7,13 +7,14 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from msgspec import UNSET
+from msgspec.structs import asdict
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from gateway.background_tasks import off_loop
 from gateway.routes.bodies import JSON_LINES, JsonRoute, document_from_json, json_response, validating
 from gateway.routes.dependencies import CallerDep, GatewayDep, UploadTicketDep, any_text, json_only, media_type
 from gateway.stores.uploads import SeenJob
+from gateway.tasks import off_loop
 from gateway.wire.document_replies import (
     ChunkReply,
     CollectionList,
@@ -52,25 +53,21 @@ _DOCUMENT = "/collections/{collection}/documents/" + any_text("document_id")
 _text = {"schema": {"type": "string", "minLength": 1}}
 _binary = {"schema": {"type": "string", "format": "binary"}}
 _office = "application/vnd.openxmlformats-officedocument."
+_TEXTS = (
+    "text/plain", "text/markdown", "text/html", "application/xhtml+xml", "text/csv", "text/tab-separated-values",
+    "text/json", "text/x-source",
+)  # fmt: skip
+_BINARIES = (
+    "application/pdf", "application/epub+zip", f"{_office}wordprocessingml.document",
+    f"{_office}presentationml.presentation", f"{_office}spreadsheetml.sheet", "application/octet-stream",
+)  # fmt: skip
 _UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "text/plain": _text,
-            "text/markdown": _text,
-            "text/html": _text,
-            "application/xhtml+xml": _text,
-            "text/csv": _text,
-            "text/tab-separated-values": _text,
-            "text/json": _text,
-            "text/x-source": _text,
-            "application/pdf": _binary,
-            "application/epub+zip": _binary,
-            f"{_office}wordprocessingml.document": _binary,
-            f"{_office}presentationml.presentation": _binary,
-            f"{_office}spreadsheetml.sheet": _binary,
+            **dict.fromkeys(_TEXTS, _text),
+            **dict.fromkeys(_BINARIES, _binary),
             "application/json": {"schema": reference(DocumentBody)},
-            "application/octet-stream": _binary,
         },
     }
 }
@@ -83,11 +80,7 @@ _TAKES_IN: dict[str, Any] = {
 }
 
 
-@router.put(
-    _DOCUMENT,
-    openapi_extra=_UPLOAD,
-    **_TAKES_IN,
-)
+@router.put(_DOCUMENT, openapi_extra=_UPLOAD, **_TAKES_IN)
 async def put_document(
     collection: CollectionPath,
     document_id: DocumentPath,
@@ -121,11 +114,7 @@ async def put_document(
     return _accepted(job)
 
 
-@router.post(
-    "/collections/{collection}/documents:batch",
-    openapi_extra=_BATCH,
-    **_TAKES_IN,
-)
+@router.post("/collections/{collection}/documents:batch", openapi_extra=_BATCH, **_TAKES_IN)
 async def put_batch(
     collection: CollectionPath,
     request: Request,
@@ -161,26 +150,25 @@ async def get_chunk(
     """
     with suppress(UnknownDocument):
         return await get_document(collection, f"{document_id}/chunks/{chunk_id}", caller, gateway)
-    for chunk in (await gateway.retriever.chunks(caller.tenant, collection, document_id)).chunks:
+    for chunk in (await gateway.parts.retriever.chunks(caller.tenant, collection, document_id)).chunks:
         if chunk.chunk_id == chunk_id:
             return json_response(ChunkReply.of(chunk, collection))
     raise UnknownChunk(f"There is no chunk {chunk_id!r} in {document_id!r}.", "chunk_id")
 
 
 @router.get(
-    _DOCUMENT,
-    responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 429, 500, 503)},
+    _DOCUMENT, responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 429, 500, 503)}
 )
 async def get_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
     """Get a document with its text."""
-    return json_response(DocumentReply.of(await gateway.retriever.get_document(caller.tenant, collection, document_id)))
+    stored = await gateway.parts.retriever.get_document(caller.tenant, collection, document_id)
+    return json_response(DocumentReply(**asdict(stored.info), text=stored.text))
 
 
 @router.delete(
-    _DOCUMENT,
-    responses={200: json_reply(Deleted, "The document is deleted."), **errors(401, 404, 422, 429, 500, 503)},
+    _DOCUMENT, responses={200: json_reply(Deleted, "The document is deleted."), **errors(401, 404, 422, 429, 500, 503)}
 )
 async def delete_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
@@ -207,7 +195,7 @@ async def list_documents(
     after: Annotated[str | None, Query(description="The next_cursor of the previous page.")] = None,
 ) -> Response:
     """List the documents of a collection, page by page."""
-    page = await gateway.retriever.list_documents(caller.tenant, collection, limit, after)
+    page = await gateway.parts.retriever.list_documents(caller.tenant, collection, limit, after)
     more = page.next_cursor is not None
     return json_response(DocumentList(data=page.documents, has_more=more, next_cursor=page.next_cursor))
 
@@ -217,7 +205,7 @@ async def list_documents(
 )
 async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
     """List the tenant's collections."""
-    return json_response(CollectionList(data=tuple(await gateway.retriever.list_collections(caller.tenant))))
+    return json_response(CollectionList(data=tuple(await gateway.parts.retriever.list_collections(caller.tenant))))
 
 
 @router.put(
@@ -232,8 +220,8 @@ async def put_collection(
     collection: CollectionPath, body: CollectionBody, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
     """Create a collection, or change its settings."""
-    await gateway.retriever.put_collection(caller.tenant, collection, body.search)
-    held = {info.name: info for info in await gateway.retriever.list_collections(caller.tenant)}
+    await gateway.parts.retriever.put_collection(caller.tenant, collection, body.search)
+    held = {info.name: info for info in await gateway.parts.retriever.list_collections(caller.tenant)}
     return json_response(held[collection])
 
 
@@ -255,13 +243,7 @@ def _from_json(document_id: str, body: bytes) -> DocumentUpload:
     given = document_from_json(body)
     triplets = tuple(Triplet(triplet.head, triplet.relation, triplet.tail) for triplet in given.triplets)
     return DocumentUpload(
-        document_id,
-        given.text.encode(),
-        "text/plain",
-        given.filename,
-        given.title,
-        given.attributes,
-        triplets or UNSET,
+        document_id, given.text.encode(), "text/plain", given.filename, given.title, given.attributes, triplets or UNSET
     )
 
 
@@ -290,7 +272,7 @@ async def get_graph(
     A name is found in any spelling that differs in case, accents, punctuation or a leading article.
     """
     gateway.readiness.require_retriever()
-    view = await gateway.retriever.view_graph(
+    view = await gateway.parts.retriever.view_graph(
         GraphRequest(caller.tenant, collection, tuple(label), max_depth, max_nodes, max_relations)
     )
-    return json_response(GraphReply.of(view, collection))
+    return json_response(GraphReply(**asdict(view), collection=collection))

@@ -1,6 +1,6 @@
 """Exception handlers: every error raised in a route becomes a reply in the error shape."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,15 +11,19 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.routes.bodies import BodyRefused
-from gateway.wire.errors import ErrorBody, encodable, error_response, http_error, shaped_response, status_body
-from protocol.errors import Overloaded, PayloadTooLarge, RagtreeError, RateLimited
+from gateway.wire.errors import (
+    BodyRefused,
+    ErrorBody,
+    encodable,
+    error_response,
+    http_error,
+    shaped_response,
+    status_body,
+)
+from protocol.errors import RagtreeError
 
 CLIENT_GONE = 499
 """Status in the log for a client that disconnected. It is never sent."""
-
-_FROM_READING: Mapping[int, type[RagtreeError]] = {413: PayloadTooLarge, 429: RateLimited, 503: Overloaded}
-"""Our errors for the statuses of ``BodyLimit``, which can only raise the framework's own error."""
 
 
 def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) -> None:
@@ -40,8 +44,6 @@ def install_handlers(app: FastAPI, metrics: GatewayMetrics, retry_after_s: int) 
         assert isinstance(error, HTTPException)
         if isinstance(error, BodyRefused):
             return ours(request, error.error)
-        if error.status_code in _FROM_READING:
-            return ours(request, _FROM_READING[error.status_code](str(error.detail)))
         metrics.rejected("http_error")
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         return shaped_response(error.status_code, status_body(error.status_code, str(error.detail)), headers)

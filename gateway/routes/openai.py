@@ -1,27 +1,26 @@
 """OpenAI's endpoints: conversations, prompts and responses are answered from documents, and texts embedded."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.background_tasks import ITEM, off_loop
-from gateway.deadline import Deadline
 from gateway.limits.auth import Caller
 from gateway.query.follow_ups import EARLIER_QUESTIONS, FollowUps, last_question
 from gateway.query.query import Query
 from gateway.routes.asking import chunk_frames, response_frames, start_choices, start_query, streamed, while_connected
 from gateway.routes.bodies import JsonRoute, json_response
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, any_text, json_only
+from gateway.tasks import ITEM, Deadline, off_loop
 from gateway.wire.openai.chat import ChatBody, ChatChunks, ChatCompletion, chat_completion
 from gateway.wire.openai.completions import Completion, CompletionBody, CompletionChunks, completion
 from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingsBody, encoded_embeddings
+from gateway.wire.openai.request_fields import ModelBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
 from gateway.wire.openai.responses import ResponseBody, ResponseObject, ended, response_in_progress
 from gateway.wire.openapi import answer, errors, json_reply
-from gateway.wire.schemas import AnswerBody
 from protocol.errors import DeadlineExceeded, InvalidRequest, UnknownModel
 from protocol.generation import EngineInfo, Sampling
 from protocol.prompts import ChatMessage
@@ -30,24 +29,18 @@ router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 _ERRORS = errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)
 
 
-class QuestionFields(NamedTuple):
-    """The request's fields of the conversation and of the schema that the answer follows, for errors."""
-
-    messages: str
-    schema: str = "json_schema"
-
-
 def conversation_query(
-    body: AnswerBody,
-    model_id: str,
+    body: ModelBody,
     messages: Sequence[ChatMessage],
-    fields: QuestionFields,
     sampling: Sampling,
     caller: Caller,
     gateway: Gateway,
+    *,
+    field: str,
+    schema_field: str = "json_schema",
     follow_ups: FollowUps | None = None,
 ) -> Query:
-    """The query that answers a conversation.
+    """The query that answers a conversation, which is in the request's ``field``.
 
     It searches with the last user message that has text, and with those before it as ``follow_ups`` says. A
     ``collection`` that the request names must exist and have documents, as for ``/query``. Without one, it uses the
@@ -58,9 +51,9 @@ def conversation_query(
     earlier = 0 if way is FollowUps.ALONE else EARLIER_QUESTIONS
     question = last_question(messages, earlier, settings.max_query_chars)
     if question is None:
-        raise InvalidRequest("The conversation has no user message with text.", fields.messages)
-    search = body.to_search(question.text, fields.messages, caller.tenant, settings, question.context)
-    engine = served_model(model_id, gateway)
+        raise InvalidRequest("The conversation has no user message with text.", field)
+    search = body.to_search(question.text, field, caller.tenant, settings, question.context)
+    engine = served_model(body.model, gateway)
     gateway.readiness.require_parts()
     return Query(
         namespace=caller.namespace,
@@ -68,8 +61,8 @@ def conversation_query(
         model=engine.model,
         search=search,
         messages=tuple(messages),
-        question_field=fields.messages,
-        schema_field=fields.schema,
+        question_field=field,
+        schema_field=schema_field,
         sampling=sampling,
         documents_optional=body.collection is None,
         rewrite_from=max(1, earlier) if way is FollowUps.REWRITTEN and question.follows else 0,
@@ -93,8 +86,16 @@ async def chat(
     body.refuse_unserved()
     messages = await off_loop(ITEM * len(body.messages), body.conversation)
     sampling = body.sampling(gateway.settings.default_max_tokens)
-    fields = QuestionFields("messages", schema="response_format")
-    query = conversation_query(body, body.model, messages, fields, sampling, caller, gateway, body.follow_ups)
+    query = conversation_query(
+        body,
+        messages,
+        sampling,
+        caller,
+        gateway,
+        field="messages",
+        schema_field="response_format",
+        follow_ups=body.follow_ups,
+    )
     choices = await start_choices(query, body.choices, gateway, ticket)
     if body.stream:
         return await streamed(choices, chunk_frames(choices, ChatChunks(body)), request, gateway)
@@ -113,14 +114,11 @@ async def complete(
     body.refuse_unserved()
     asked = (ChatMessage("user", body.question()),)
     sampling = body.sampling(gateway.settings.default_max_tokens)
-    query = conversation_query(body, body.model, asked, QuestionFields("prompt"), sampling, caller, gateway)
+    query = conversation_query(body, asked, sampling, caller, gateway, field="prompt")
     choices = await start_choices(query, body.choices, gateway, ticket)
     if body.stream:
         return await streamed(choices, chunk_frames(choices, CompletionChunks(body)), request, gateway)
     return json_response(completion(await while_connected(request, choices, choices.replies())))
-
-
-_FIELDS = QuestionFields("input", schema="text.format")
 
 
 @router.post(
@@ -139,7 +137,9 @@ async def respond(
     sampling = body.sampling(gateway.settings.default_max_tokens)
     items = 1 if isinstance(body.input, str) else len(body.input)
     messages = await off_loop(ITEM * items, body.messages)
-    query = conversation_query(body, body.model, messages, _FIELDS, sampling, caller, gateway, body.follow_ups)
+    query = conversation_query(
+        body, messages, sampling, caller, gateway, field="input", schema_field="text.format", follow_ups=body.follow_ups
+    )
     run = await start_query(query, gateway, ticket)
     accepted = sampling, query.query_id, query.model, int(run.transcript.arrived_at)
     if body.stream:
@@ -162,7 +162,7 @@ async def embed(body: EmbeddingsBody, _caller: CallerDep, gateway: GatewayDep, t
     deadline = Deadline(gateway.settings.query_timeout_s, "The texts were not embedded")
     request = body.to_protocol()
     try:
-        found = await deadline.wait(gateway.retriever.embed(request))
+        found = await deadline.wait(gateway.parts.retriever.embed(request))
     except DeadlineExceeded:
         # The embedder worked all the time, and only it could have counted tokens. A word has at least one.
         ticket.used(sum(len(text.split()) for text in request.texts))

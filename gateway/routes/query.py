@@ -14,9 +14,8 @@ from gateway.routes.bodies import JsonRoute, json_response
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, SearchSlotDep, json_only
 from gateway.wire.events import QUERY_EVENTS
 from gateway.wire.openapi import answer, errors, json_reply
-from gateway.wire.reply import Reply
-from gateway.wire.schemas import QueryBody
-from gateway.wire.search import FindBody, SearchReply
+from gateway.wire.reply import Reply, SearchReply, search_results
+from gateway.wire.schemas import FindBody, QueryBody
 from protocol.generation import Sampling
 from protocol.graph import UNBOUNDED
 from protocol.prompts import ChatMessage
@@ -94,7 +93,19 @@ async def search(body: FindBody, caller: CallerDep, gateway: GatewayDep, _slot: 
     found, timings = await gateway.searches.run(request)
     context: str | UnsetType = UNSET
     if body.only_need_context or body.budget != UNBOUNDED:
-        found = await fitting(gateway.layout, question, found, gateway.settings.default_max_tokens, body.budget)
+        found = await fitting(gateway.parts.layout, question, found, gateway.settings.default_max_tokens, body.budget)
     if body.only_need_context:
-        context = gateway.layout.context_text(found.docs, () if found.graph is None else found.graph.paths)
-    return json_response(SearchReply.of(found, request.collection, timings, "results.text" in body.include, context))
+        context = gateway.parts.layout.context_text(found.docs, () if found.graph is None else found.graph.paths)
+    reply = SearchReply(
+        collection=request.collection,
+        search=found.search,
+        results=search_results(found, request.collection, "results.text" in body.include),
+        timings=timings,
+        reranking=found.reranking,
+        partial=bool(found.missing_shards),
+        missing_shards=found.missing_shards,
+        mode=found.mode,
+        graph=found.graph,
+        context=context,
+    )
+    return json_response(reply)

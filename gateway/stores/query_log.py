@@ -46,17 +46,14 @@ def entry(search: SearchRequest, time: float) -> bytes:
         "query": search.query,
         "top_k": search.top_k,
     }
-    if search.context:
-        fields["context"] = search.context
-    if search.search is not None:
-        fields["search"] = search.search
-    if search.rerank is not None:
-        fields["rerank"] = search.rerank
-    if search.mode is not GraphMode.NAIVE:
-        fields["mode"] = search.mode
-    if search.filters is not None:
-        fields["filters"] = as_requested(search.filters)
-    return msgspec.json.encode(fields)
+    optional = {
+        "context": search.context or None,
+        "search": search.search,
+        "rerank": search.rerank,
+        "mode": None if search.mode is GraphMode.NAIVE else search.mode,
+        "filters": None if search.filters is None else as_requested(search.filters),
+    }
+    return msgspec.json.encode(fields | {name: value for name, value in optional.items() if value is not None})
 
 
 def count(entries: Iterable[bytes], as_search: Callable[[WarmQuery], SearchRequest]) -> Counter[SearchRequest]:

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.background.cache_jobs import CacheJob, CacheJobStatus, Prefills
 from gateway.readiness import Readiness
-from gateway.stores.recent_documents import DocumentName, RecentDocuments
+from gateway.stores.recent import DocumentName
 from gateway.wire.errors import ErrorBody, error_body
 from protocol.cache import TierStats, TreeView
 from protocol.documents import JobStatus
@@ -49,15 +49,8 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, stats: ControllerStats, token_bytes: float | None) -> "CacheStats":
         """Make the reply from the controller's statistics."""
-        return cls(
-            policy=stats.policy,
-            running=stats.running,
-            queued=stats.queued,
-            planned_cached_tokens=stats.planned_cached_tokens,
-            planned_tokens=stats.planned_tokens,
-            instances=stats.instances,
-            tiers=tuple(TierReply.of(tier, token_bytes) for tier in stats.tiers),
-        )
+        tiers = tuple(TierReply.of(tier, token_bytes) for tier in stats.tiers)
+        return msgspec.convert(msgspec.structs.asdict(stats) | {"tiers": tiers}, cls)
 
 
 class CacheTree(TreeView, frozen=True, kw_only=True):
@@ -68,11 +61,6 @@ class CacheTree(TreeView, frozen=True, kw_only=True):
 
     object: Literal["cache.tree"] = "cache.tree"
     documents: dict[str, dict[str, DocumentName]]
-
-    @classmethod
-    def of(cls, view: TreeView, recent: RecentDocuments) -> "CacheTree":
-        """Make the reply from the tree."""
-        return cls(namespaces=view.namespaces, nodes=view.nodes, tiers=view.tiers, documents=recent.names_in(view))
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,32 +80,27 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
 
 
-class CacheJobReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replies of both kinds of jobs tell of a ``CacheJob``."""
-
-    job_id: str
-    queries: int
-    resolved: int
-    unresolved: int
-    computed_tokens: int
-    created_at: float
-    updated_at: float
-    last_error: ErrorBody | None
-
-
-class WarmUpReply(CacheJobReply, frozen=True, kw_only=True):
+class WarmUpReply(msgspec.Struct, frozen=True, kw_only=True):
     """A warm-up job.
 
     Its queries make up ``sequences`` of documents, each replayed once: ``warmed`` are new in the tree, ``present`` were
     there already, ``failed`` could not be replayed.
     """
 
+    job_id: str
     object: Literal["cache.warm_up"] = "cache.warm_up"
     status: JobStatus
+    queries: int
+    resolved: int
+    unresolved: int
     sequences: int
     warmed: int
     present: int
     failed: int
+    computed_tokens: int
+    created_at: float
+    updated_at: float
+    last_error: ErrorBody | None
 
     @classmethod
     def of(cls, job: CacheJob) -> "WarmUpReply":
@@ -127,18 +110,26 @@ class WarmUpReply(CacheJobReply, frozen=True, kw_only=True):
         return msgspec.convert(_fields(job) | counts, cls)
 
 
-class PrecomputeReply(CacheJobReply, frozen=True, kw_only=True):
+class PrecomputeReply(msgspec.Struct, frozen=True, kw_only=True):
     """A precomputation. Its counters are those of ``CacheJob``.
 
     The status ``no_room`` means that the tiers had no room for something, which was skipped.
     """
 
+    job_id: str
     object: Literal["cache.precomputation"] = "cache.precomputation"
     status: CacheJobStatus
+    queries: int
+    resolved: int
+    unresolved: int
     sequences: Prefills
     documents: int
     documents_done: int
     chunks: Prefills
+    computed_tokens: int
+    created_at: float
+    updated_at: float
+    last_error: ErrorBody | None
 
     @classmethod
     def of(cls, job: CacheJob) -> "PrecomputeReply":

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.stores.uploads import SeenJob
-from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus, StoredDocument
+from protocol.documents import CollectionInfo, DocumentInfo, JobError, JobStatus
 from protocol.filters import Attributes
 from protocol.graph import GraphView
 from protocol.retrieval import Chunk, Lines, Pages
@@ -54,11 +54,6 @@ class DocumentReply(DocumentInfo, frozen=True, kw_only=True):
     object: Literal["document"] = "document"
     text: str
 
-    @classmethod
-    def of(cls, stored: StoredDocument) -> "DocumentReply":
-        """Make the reply from a stored document."""
-        return cls(**msgspec.structs.asdict(stored.info), text=stored.text)
-
 
 class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk of a document.
@@ -83,20 +78,12 @@ class ChunkReply(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, chunk: Chunk, collection: str) -> "ChunkReply":
         """Make the reply from a chunk of a document in ``collection``."""
-        return cls(
-            chunk_id=chunk.chunk_id,
-            document_id=chunk.document_id,
-            collection=collection,
-            filename=chunk.filename,
-            title=chunk.title,
-            index=chunk.index,
-            lines=chunk.lines,
-            pages=chunk.pages,
-            attributes=chunk.attributes,
-            text=chunk.text,
-            url=chunk_url(collection, chunk),
-            document_url=document_url(collection, chunk.document_id),
-        )
+        names = {
+            "collection": collection,
+            "url": chunk_url(collection, chunk),
+            "document_url": document_url(collection, chunk.document_id),
+        }
+        return msgspec.convert(msgspec.structs.asdict(chunk) | names, cls)
 
 
 class DocumentList(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,8 +122,3 @@ class GraphReply(GraphView, frozen=True, kw_only=True):
 
     object: Literal["graph"] = "graph"
     collection: str
-
-    @classmethod
-    def of(cls, view: GraphView, collection: str) -> "GraphReply":
-        """Make the reply from a view of this collection's graph."""
-        return cls(**msgspec.structs.asdict(view), collection=collection)

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import msgspec
+from fastapi import HTTPException
 from starlette.responses import Response
 
 from protocol import errors
@@ -62,6 +63,14 @@ class ErrorReply(msgspec.Struct, frozen=True):
 def http_error(error: RagtreeError) -> HttpError:
     """The table's entry for the error's nearest base class."""
     return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
+
+
+class BodyRefused(HTTPException):
+    """An error of ours about a body. While it reads one, FastAPI turns all others but this kind into a 400."""
+
+    def __init__(self, error: RagtreeError) -> None:
+        super().__init__(http_error(error).status, error.message)
+        self.error = error
 
 
 def error_body(error: RagtreeError) -> ErrorBody:

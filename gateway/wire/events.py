@@ -1,17 +1,7 @@
-"""The events of one query on the wire. Each has ``type``, ``sequence_number`` and ``query_id``.
+"""The events of one query on the wire. Each has ``type``, ``sequence_number``, ``query_id``.
 
-    query.created                  first
-    retrieval.stage                one per stage of the search, on request
-    retrieval.completed            the documents are final
-    cache.resolved                 the prompt is prefilled
-    output_text.annotation.added   one per document in the prompt, before any text
-    output_text.delta              new text
-    query.completed                terminal: the reply
-    query.incomplete               terminal: the query's time was up after text was sent
-    query.failed                   terminal: any other error after the response started
-
-Exactly one terminal event ends a stream. An answer that reaches the caller's ``max_tokens`` is complete, with
-``finish_reason: "length"``.
+Exactly one of the last three, which are terminal, ends a stream. An answer that reaches the caller's ``max_tokens`` is
+complete, with ``finish_reason: "length"``.
 """
 
 from typing import Literal
@@ -41,7 +31,7 @@ class QueryCreated(Event, frozen=True, kw_only=True, tag="query.created"):
 
 
 class RetrievalStage(Event, frozen=True, kw_only=True, tag="retrieval.stage"):
-    """The best documents after one stage of the search."""
+    """The best documents after one stage of the search. Sent on request."""
 
     stage: int
     elapsed_ms: float
@@ -93,7 +83,7 @@ class OutputTextDelta(Event, frozen=True, kw_only=True, tag="output_text.delta")
 
 
 class AnnotationAdded(Event, frozen=True, kw_only=True, tag="output_text.annotation.added"):
-    """A document in the answer's prompt."""
+    """A document in the answer's prompt, one event for each, before any text."""
 
     annotation: Citation
 

@@ -1,6 +1,5 @@
-"""The reply to a query, as JSON and in ``query.completed``."""
+"""The reply to a query, as JSON and in ``query.completed``, and that to a search."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -10,7 +9,7 @@ from gateway.wire.document_replies import chunk_url, document_url
 from gateway.wire.reuse import FactsAttention, ReuseClass
 from protocol.filters import Attributes
 from protocol.generation import FinishReason, TokenLogprob
-from protocol.graph import Subgraph
+from protocol.graph import GraphMode, Subgraph
 from protocol.plans import Fallback
 from protocol.retrieval import CandidateSet, Chunk, Lines, Pages, Reranking, SearchKind
 
@@ -178,12 +177,6 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
-    @classmethod
-    def of_choices(cls, usages: Sequence["Usage"]) -> "Usage":
-        """The usage of choices, of which the first one's comes first. Their common prompt counts once."""
-        prompt_tokens, completion_tokens = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
-        return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, usages[0].prompt_tokens_details)
-
 
 class SpeculationTimings(msgspec.Struct, frozen=True):
     """Result of generating on provisional documents.
@@ -259,6 +252,35 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     rewriting: Rewriting | None = None
     timeline: tuple[TimelineEntry, ...] | msgspec.UnsetType = msgspec.UNSET
     logprobs: tuple[ScoredToken, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SearchTimings(msgspec.Struct, frozen=True):
+    """Milliseconds of a search. ``stages_ms`` are the ends of its stages; ``total_ms`` counts from its arrival."""
+
+    retrieval_ms: float
+    stages_ms: tuple[float, ...]
+    total_ms: float
+
+
+class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The chunks that a search found, best first. ``search`` is how they were found.
+
+    ``reranking`` says whether a reranker ordered them, or why it did not; null if it was not to. A ``partial`` reply
+    lacks results of ``missing_shards`` of the index. ``mode`` says how the collection's graph was used, and ``graph``
+    which part of it led to the results; null without a graph. ``context`` is what a model would read, on request.
+    """
+
+    object: Literal["search.results"] = "search.results"
+    collection: str
+    search: SearchKind
+    results: tuple[SearchResult, ...]
+    timings: SearchTimings
+    reranking: Reranking | None
+    partial: bool
+    missing_shards: tuple[str, ...]
+    mode: GraphMode
+    graph: Subgraph | None
+    context: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def search_results(candidates: CandidateSet, collection: str, with_text: bool = False) -> tuple[SearchResult, ...]:

@@ -28,9 +28,6 @@ from protocol.retrieval import SearchKind, SearchRequest
 
 COLLECTION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 DOCUMENT_ID = r"^[^\x00-\x1f\x7f]{1,512}$"
-MAX_TOKENS = 131_072
-MAX_TOP_K = 100
-MAX_SEQUENCES = 1_000_000
 
 
 def _whole_characters(text: str) -> str:
@@ -44,12 +41,11 @@ def _whole_characters(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole_characters)]
 CollectionName = Annotated[str, Field(pattern=COLLECTION)]
 TenantName = Annotated[Text, Field(min_length=1, max_length=256)]
-TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
-MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+TopK = Annotated[int, Field(ge=1, le=100)]
+MaxTokens = Annotated[int, Field(ge=1, le=131_072)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1)]  # integers that all JSON parsers represent exactly
-RecomputeShare = Annotated[float, Field(ge=0, le=1)]
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -131,9 +127,7 @@ RequestFilter = Annotated[
 ]
 CompoundFilter.model_rebuild()
 
-MAX_CONTEXT_TOKENS = 1_000_000
-
-_Tokens = Annotated[int, Field(ge=0, le=MAX_CONTEXT_TOKENS)]
+_Tokens = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class ContextFields(BaseModel):
@@ -150,7 +144,7 @@ class ContextFields(BaseModel):
         description="Most tokens of all facts. 0: no facts. By default, a quarter of what the model's context leaves "
         "beside question and answer.",
     )
-    max_total_tokens: Annotated[int, Field(ge=1, le=MAX_CONTEXT_TOKENS)] | None = Field(
+    max_total_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None,
         description="Most tokens of the prompt: system prompt, documents, facts and conversation. Documents are left "
         "out from the end.",
@@ -218,7 +212,7 @@ class AnswerBody(SearchBody, ContextFields):
         description="`exact`: only KV that was computed behind the same documents. `composed`: also KV that was "
         "computed behind others, with a share of it computed again. `auto`: composed where that has passed its gate.",
     )
-    recompute_share: RecomputeShare | None = Field(
+    recompute_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="The share of composed documents' tokens that is computed again."
     )
 
@@ -242,6 +236,16 @@ class QueryBody(AnswerBody):
         description="`stages`: an event for each stage of the search. `timeline`: the times of the query's phases, "
         "in the reply. `results.text`: the text of each result. `logprobs`: the log probabilities of the "
         "answer's tokens.",
+    )
+
+
+class FindBody(SearchBody, ContextFields):
+    """A search of a collection: the body of a query without what generates the answer."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    query: Question = Field(examples=["How do I read a file line by line?"])
+    include: list[Literal["results.text"]] = Field(
+        default=["results.text"], max_length=8, description="`results.text`: the text of each result."
     )
 
 
@@ -288,7 +292,7 @@ class PrecomputeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
     collection: CollectionName | None = None
     tenant: TenantName | None = None
-    top: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = Field(
+    top: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="First, this number of the most frequent sequences of documents in the query log."
     )
     donors: StrictBool = Field(

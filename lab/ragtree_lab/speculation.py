@@ -25,7 +25,6 @@ from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
 from examine.measuring.progress import Progress
 from examine.measuring.statistics import percentile
-from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
@@ -33,6 +32,7 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings, Pace
 from gateway.stores.query_log import QueryLogFile
+from gateway.tasks import BackgroundTasks
 from gateway.wire.events import QueryCompleted
 from gateway.wire.reply import Timings
 from generator.engines.engine import Engine

@@ -14,15 +14,15 @@ from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.kv_storage import KvStorage
 from cachectl.tiers.tier_manager import Capacities
-from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
-from gateway.stores.approximate_answers import ApproximateAnswers
 from gateway.stores.query_log import QueryLogFile
+from gateway.stores.recent import ApproximateAnswers
+from gateway.tasks import BackgroundTasks
 from gateway.wire import events
 from protocol.errors import UnknownPlan
 from protocol.generation import GenerationStep, PrefillResult, Sampling, StepBudget

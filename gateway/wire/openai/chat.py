@@ -17,22 +17,20 @@ from gateway.wire.openai.request_fields import (
     ChatTurn,
     ChoiceFields,
     ConversationFields,
-    OpenAIBody,
+    ModelBody,
     ResponseFormat,
-    SamplingFields,
     TopLogprobs,
 )
 from gateway.wire.reply import Citation, Reply, Rewriting, ScoredToken, Usage
-from gateway.wire.schemas import AnswerBody, MaxTokens
+from gateway.wire.schemas import MaxTokens
 from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling
 from protocol.prompts import ChatMessage
 
 
-class ChatBody(ChoiceFields, OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
+class ChatBody(ChoiceFields, ModelBody, ConversationFields):
     """OpenAI's chat request, plus our fields of an answer and of a conversation, and vLLM's sampling parameters."""
 
-    model: str = Field(min_length=1)
     messages: Annotated[list[ChatTurn], Field(fail_fast=True)] = Field(min_length=1, json_schema_extra=ASKS)
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None

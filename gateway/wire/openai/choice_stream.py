@@ -18,8 +18,9 @@ Tokens: TypeAlias = tuple[ScoredToken, ...] | msgspec.UnsetType
 
 
 def usage_of(replies: Sequence[Reply]) -> Usage:
-    """The usage of all choices. Their common prompt counts once."""
-    return Usage.of_choices([reply.usage for reply in replies])
+    """The usage of choices, the first one's reply first. Their common prompt counts once."""
+    first, generated = replies[0].usage, sum(reply.usage.completion_tokens for reply in replies)
+    return Usage(first.prompt_tokens, generated, first.prompt_tokens + generated, first.prompt_tokens_details)
 
 
 class ChoiceStream(ABC, Generic[T]):
@@ -59,7 +60,7 @@ class ChoiceStream(ABC, Generic[T]):
     def _ending(self, index: int, reply: Reply) -> list[T]:
         """A choice's last objects and, if all choices are complete, that of their usage."""
         self._replies[index] = reply
-        # The last tokens leave with no delta if they have no text of their own.
+        # The last tokens leave with no delta if they have no text.
         left = msgspec.UNSET if reply.logprobs is msgspec.UNSET else reply.logprobs[self._scored[index] :]
         last = self._last(index, reply, left or msgspec.UNSET)
         if self._include_usage and len(self._replies) == self._count:

@@ -12,9 +12,9 @@ import msgspec
 from pydantic import Field
 
 from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, usage_of
-from gateway.wire.openai.request_fields import ChoiceFields, OpenAIBody, SamplingFields, TopLogprobs
+from gateway.wire.openai.request_fields import ChoiceFields, ModelBody, TopLogprobs
 from gateway.wire.reply import Citation, Reply, Usage
-from gateway.wire.schemas import AnswerBody, MaxTokens, Question
+from gateway.wire.schemas import MaxTokens, Question
 from protocol.errors import UnsupportedParameter
 from protocol.generation import FinishReason, Sampling
 
@@ -23,10 +23,9 @@ _TokenIds = Annotated[list[int], Field(fail_fast=True)]
 _TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 
 
-class CompletionBody(ChoiceFields, OpenAIBody, AnswerBody, SamplingFields):
+class CompletionBody(ChoiceFields, ModelBody):
     """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
 
-    model: str = Field(min_length=1)
     prompt: Question | Annotated[_Questions | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
     max_tokens: MaxTokens | None = None
     logprobs: TopLogprobs | None = None

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway.query.follow_ups import FollowUps
-from gateway.wire.schemas import Seed, Temperature, Text, TopP, at_most
+from gateway.wire.schemas import AnswerBody, Seed, Temperature, Text, TopP, at_most
 from protocol.errors import InvalidRequest, UnsupportedParameter
 from protocol.generation import Sampling
 from protocol.prompts import ChatMessage
@@ -98,9 +98,7 @@ class ConversationFields(BaseModel):
     )
 
 
-MAX_TOP_LOGPROBS = 20
-
-TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopString = Annotated[Text, Field(min_length=1)]
 _TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,7}$")]
@@ -265,3 +263,9 @@ def chat_message(
         if part.text is None:
             raise InvalidRequest("A part with text needs its text.", f"{param}.content.{number}.text")
     return ChatMessage(role, "".join(part.text or "" for part in content))
+
+
+class ModelBody(OpenAIBody, AnswerBody, SamplingFields):
+    """A request that a model answers."""
+
+    model: str = Field(min_length=1)

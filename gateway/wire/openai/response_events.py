@@ -1,19 +1,6 @@
-"""The events of a streamed response, in OpenAI's format and order.
+"""The events of a streamed response, in OpenAI's format.
 
-    response.created                        first
-    response.in_progress
-    response.output_item.added              the prompt is prefilled
-    response.content_part.added
-    response.output_text.annotation.added   one per document in the prompt
-    response.output_text.delta              new text
-    response.output_text.done               the whole text
-    response.content_part.done
-    response.output_item.done
-    response.completed                      terminal: the response
-    response.incomplete                     terminal: the response, cut at its longest length
-    response.failed                         terminal: the error
-
-Exactly one terminal event ends a stream.
+``RESPONSE_EVENTS`` has them in the order of a stream. Exactly one of the last three, which are terminal, ends it.
 """
 
 from typing import TypedDict
@@ -21,19 +8,7 @@ from typing import TypedDict
 import msgspec
 
 from gateway.wire import events
-from gateway.wire.openai.responses import (
-    FileCitation,
-    OutputMessage,
-    OutputText,
-    ResponseBody,
-    ResponseObject,
-    ended,
-    failed,
-    file_citation,
-    message_id,
-    output_text,
-    response_in_progress,
-)
+from gateway.wire.openai import responses
 from gateway.wire.reply import Reply, ScoredToken
 from protocol.errors import RagtreeError
 from protocol.generation import Sampling
@@ -45,99 +20,91 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type")
     sequence_number: int
 
 
-class ResponseCreated(ResponseEvent, frozen=True, kw_only=True, tag="response.created"):
+class WholeResponse(ResponseEvent, frozen=True, kw_only=True):
+    """An event with the response as it is by then."""
+
+    response: responses.ResponseObject
+
+
+class TextEvent(ResponseEvent, frozen=True, kw_only=True):
+    """An event of the message's only text."""
+
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+
+
+class ResponseCreated(WholeResponse, frozen=True, kw_only=True, tag="response.created"):
     """The request was accepted."""
 
-    response: ResponseObject
 
-
-class ResponseInProgress(ResponseEvent, frozen=True, kw_only=True, tag="response.in_progress"):
+class ResponseInProgress(WholeResponse, frozen=True, kw_only=True, tag="response.in_progress"):
     """The response is being made."""
-
-    response: ResponseObject
 
 
 class OutputItemAdded(ResponseEvent, frozen=True, kw_only=True, tag="response.output_item.added"):
-    """The message has begun."""
+    """The message has begun: the prompt is prefilled."""
 
     output_index: int = 0
-    item: OutputMessage
+    item: responses.OutputMessage
 
 
-class ContentPartAdded(ResponseEvent, frozen=True, kw_only=True, tag="response.content_part.added"):
+class ContentPartAdded(TextEvent, frozen=True, kw_only=True, tag="response.content_part.added"):
     """The message's text has begun."""
 
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
-    part: OutputText
+    part: responses.OutputText
 
 
-class TextAnnotationAdded(ResponseEvent, frozen=True, kw_only=True, tag="response.output_text.annotation.added"):
-    """A document in the prompt."""
+class TextAnnotationAdded(TextEvent, frozen=True, kw_only=True, tag="response.output_text.annotation.added"):
+    """A document in the prompt, one event for each."""
 
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
     annotation_index: int
-    annotation: FileCitation
+    annotation: responses.FileCitation
 
 
-class TextDelta(ResponseEvent, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(TextEvent, frozen=True, kw_only=True, tag="response.output_text.delta"):
     """New text. ``logprobs`` are empty unless they were asked for."""
 
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
     delta: str
     logprobs: tuple[ScoredToken, ...]
 
 
-class TextDone(ResponseEvent, frozen=True, kw_only=True, tag="response.output_text.done"):
+class TextDone(TextEvent, frozen=True, kw_only=True, tag="response.output_text.done"):
     """The whole text."""
 
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
     text: str
     logprobs: tuple[ScoredToken, ...]
 
 
-class ContentPartDone(ResponseEvent, frozen=True, kw_only=True, tag="response.content_part.done"):
+class ContentPartDone(TextEvent, frozen=True, kw_only=True, tag="response.content_part.done"):
     """The whole text with its sources."""
 
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
-    part: OutputText
+    part: responses.OutputText
 
 
 class OutputItemDone(ResponseEvent, frozen=True, kw_only=True, tag="response.output_item.done"):
     """The whole message."""
 
     output_index: int = 0
-    item: OutputMessage
+    item: responses.OutputMessage
 
 
-class ResponseCompleted(ResponseEvent, frozen=True, kw_only=True, tag="response.completed"):
+class ResponseCompleted(WholeResponse, frozen=True, kw_only=True, tag="response.completed"):
     """The end of a response."""
 
-    response: ResponseObject
 
-
-class ResponseIncomplete(ResponseEvent, frozen=True, kw_only=True, tag="response.incomplete"):
+class ResponseIncomplete(WholeResponse, frozen=True, kw_only=True, tag="response.incomplete"):
     """The end of a response that reached its longest length."""
 
-    response: ResponseObject
 
-
-class ResponseFailed(ResponseEvent, frozen=True, kw_only=True, tag="response.failed"):
+class ResponseFailed(WholeResponse, frozen=True, kw_only=True, tag="response.failed"):
     """The end of a response that failed."""
 
-    response: ResponseObject
 
-
-RESPONSE_EVENTS = tuple(ResponseEvent.__subclasses__())
+RESPONSE_EVENTS: tuple[type[ResponseEvent], ...] = (
+    ResponseCreated, ResponseInProgress, OutputItemAdded, ContentPartAdded, TextAnnotationAdded, TextDelta, TextDone,
+    ContentPartDone, OutputItemDone, ResponseCompleted, ResponseIncomplete, ResponseFailed,
+)  # fmt: skip
 
 
 class _Stamp(TypedDict):
@@ -147,9 +114,11 @@ class _Stamp(TypedDict):
 class ResponseEvents:
     """Converts a query's events into those of its response."""
 
-    def __init__(self, body: ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int) -> None:
-        self._response = response_in_progress(body, sampling, query_id, model, created_at)
-        self._message = OutputMessage(id=message_id(query_id), status="in_progress")
+    def __init__(
+        self, body: responses.ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int
+    ) -> None:
+        self._response = responses.response_in_progress(body, sampling, query_id, model, created_at)
+        self._message = responses.OutputMessage(id=responses.message_id(query_id), status="in_progress")
         self._sequence = 0
         self._annotations = 0
 
@@ -165,11 +134,11 @@ class ResponseEvents:
             case events.CacheResolved():
                 return [
                     OutputItemAdded(**self._stamp(), item=self._message),
-                    ContentPartAdded(**self._stamp(), item_id=message_id, part=OutputText()),
+                    ContentPartAdded(**self._stamp(), item_id=message_id, part=responses.OutputText()),
                 ]
             case events.AnnotationAdded():
                 number, self._annotations = self._annotations, self._annotations + 1
-                annotation = file_citation(event.annotation)
+                annotation = responses.file_citation(event.annotation)
                 return [
                     TextAnnotationAdded(
                         **self._stamp(), item_id=message_id, annotation_index=number, annotation=annotation
@@ -184,10 +153,10 @@ class ResponseEvents:
 
     def failed(self, error: RagtreeError) -> ResponseFailed:
         """The terminal event of a response that failed."""
-        return ResponseFailed(**self._stamp(), response=failed(self._response, error))
+        return ResponseFailed(**self._stamp(), response=responses.failed(self._response, error))
 
     def _closing(self, reply: Reply) -> list[ResponseEvent]:
-        response, part = ended(self._response, reply), output_text(reply)
+        response, part = responses.ended(self._response, reply), responses.output_text(reply)
         terminal = ResponseIncomplete if response.status == "incomplete" else ResponseCompleted
         message_id = self._message.id
         return [

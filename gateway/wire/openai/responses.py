@@ -9,15 +9,15 @@ from gateway.wire.openai.request_fields import (
     ContentPart,
     ConversationFields,
     JsonObject,
+    ModelBody,
     NamedSchema,
     OpenAIBody,
     PlainText,
-    SamplingFields,
     TopLogprobs,
     chat_message,
 )
 from gateway.wire.reply import Citation, Reply, Rewriting, ScoredToken
-from gateway.wire.schemas import AnswerBody, MaxTokens, Text, at_most
+from gateway.wire.schemas import MaxTokens, Text, at_most
 from protocol.errors import InvalidRequest, RagtreeError, UnsupportedParameter
 from protocol.generation import Sampling
 from protocol.prompts import ChatMessage
@@ -58,10 +58,9 @@ class InputItem(BaseModel):
         return chat_message(self.role, self.content, param, _TEXT_PARTS)
 
 
-class ResponseBody(OpenAIBody, AnswerBody, ConversationFields, SamplingFields):
+class ResponseBody(ModelBody, ConversationFields):
     """A request for one response, without tools and without state on the server."""
 
-    model: str = Field(min_length=1)
     input: Text | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
     instructions: Text | None = None
     stream: bool | None = None

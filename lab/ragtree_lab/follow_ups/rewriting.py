@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 
 from examine.measuring.engines import INSTANCE, generate
-from gateway.query.follow_ups import EARLIER_QUESTIONS, question_in, rewriting_prompt, rewriting_sampling
+from gateway.query.follow_ups import EARLIER_QUESTIONS, REWRITING, question_in, rewriting_prompt
 from generator.engines.vllm_engine import VllmEngine
 from protocol.parts import PromptLayout
 from protocol.plans import PrefillPlan
@@ -33,7 +33,7 @@ class ModelRewriter:
 
     async def rewrite(self, asked: Sequence[str]) -> Rewrite:
         """Rewrite the last of the questions. Raises what the engine raises."""
-        sampling = rewriting_sampling()
+        sampling = REWRITING
         messages = rewriting_prompt([ChatMessage("user", text) for text in asked], EARLIER_QUESTIONS)
         prompt = self._layout.lay_out(messages, (), sampling.max_tokens, preamble=False)
         began = time.perf_counter()

@@ -68,7 +68,7 @@ async def test_shared_contents_are_kept(served):
 
 
 async def forgetting(stack: Stack, registry: CollectorRegistry | None = None, **settings: float) -> Forgetting:
-    readiness = Readiness(stack.retriever, stack.controller, stack.generator, 1.0, 1.0)
+    readiness = Readiness(stack, 1.0, 1.0)
     await readiness.check()
     metrics = GatewayMetrics(registry or CollectorRegistry())
     return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings), readiness, metrics)

@@ -8,7 +8,7 @@ from gateway_requests import values
 
 from gateway.background import idle
 from gateway.background.shadow import COMPARED_TOKENS
-from gateway.stores.approximate_answers import ApproximateAnswer, ApproximateAnswers
+from gateway.stores.recent import ApproximateAnswer, ApproximateAnswers
 from protocol.errors import EngineNotReady
 from protocol.generation import Sampling
 from protocol.graph import Path, Source, Subgraph

@@ -4,7 +4,7 @@ import pytest
 from gateway_requests import bearer
 
 from gateway.limits.auth import Keyring
-from gateway.settings import ApiKey
+from gateway.settings import ApiKey, GatewaySettings
 from protocol.errors import ConfigError
 
 KEYS = (
@@ -88,7 +88,7 @@ async def test_without_keys_all_callers_are_the_default_tenant(in_process):
 )
 def test_invalid_keys_are_config_errors(keys):
     with pytest.raises(ConfigError):
-        Keyring(keys, "default")
+        Keyring(GatewaySettings(api_keys=keys))
 
 
 def test_secrets_are_not_in_reprs():

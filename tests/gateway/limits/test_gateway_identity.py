@@ -44,7 +44,7 @@ async def test_a_refused_key_asks_no_window_and_reads_no_body(in_process, monkey
 
 
 async def test_strangers_have_room_of_their_own(in_process, monkeypatch):
-    monkeypatch.setattr("gateway.middleware.open_requests.MOST_OF_STRANGERS", 0)
+    monkeypatch.setattr("gateway.middleware.request_limits.MOST_OF_STRANGERS", 0)
     async with in_process(api_keys=KEYS) as served:
         for path in ("/", "/page/main.js", "/docs", "/openapi.json"):
             refused = await served.client.get(path)

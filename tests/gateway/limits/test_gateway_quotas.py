@@ -71,7 +71,7 @@ async def test_each_key_has_its_own_quotas(in_process):
 def test_key_limits_override_common_limits():
     key = ApiKey(secret="k", tenant="t", limits=Limits(tokens_per_minute=None, concurrent_queries=2))
     common = Limits(tokens_per_minute=5, requests_per_minute=7)
-    caller = Keyring([key], "default", None, common).caller({"authorization": "Bearer k"})
+    caller = Keyring(GatewaySettings(api_keys=(key,), limits=common)).caller({"authorization": "Bearer k"})
     assert caller.limits == Limits(requests_per_minute=7, concurrent_queries=2)
 
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.middleware.body_limit import BodyLimit
+from gateway.middleware.request_limits import BodyLimit
 from gateway.settings import GatewaySettings
 
 DOCUMENT = "/v1/collections/default/documents/d"

@@ -13,8 +13,8 @@ from gateway_fakes import EMBEDDER, MODEL, chunk
 from loop_watchdog import MOST_S, LoopWatchdog
 from model_folders import make_model_folder
 
-from gateway.background_tasks import SHORT, off_loop
 from gateway.routes.bodies import MOST, JsonSize, json_size
+from gateway.tasks import SHORT, off_loop
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.embeddings import Embeddings

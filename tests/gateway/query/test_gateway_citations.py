@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sse_reading import events_of, only_terminal
 
-from gateway.query.citations import LEAST_OVERLAP, Span, supports
+from gateway.query.citations import LEAST_OVERLAP, supports
+from gateway.wire.reply import TextSpan
 
 CAPITALS = [
     "Paris is the capital of France and lies on the Seine. It has about two million inhabitants.",
@@ -44,8 +45,8 @@ def test_passages_of_an_answer(question: str, answer: str, passages: list[int]):
 def test_each_sentence_rests_on_its_own_passage():
     first, second = "Paris lies on the Seine.", "The government went to Vichy in July 1940, after the German invasion."
     one, other = supports(f"{first} {second}\nNobody ever said so in this context.", "Tell me of Paris.", CAPITALS)
-    assert (one.passage, one.spans) == (0, (Span(0, len(first)),))
-    assert (other.passage, other.spans) == (1, (Span(len(first) + 1, len(first) + 1 + len(second)),))
+    assert (one.passage, one.spans) == (0, (TextSpan(0, len(first)),))
+    assert (other.passage, other.spans) == (1, (TextSpan(len(first) + 1, len(first) + 1 + len(second)),))
 
 
 def test_equal_passages_are_cited_together():
@@ -69,7 +70,7 @@ def test_passages_far_behind_the_best_are_not_cited():
 def test_abbreviations_and_figures_do_not_end_a_sentence():
     answer = "Dr. Smith measured 3.5 metres of snow."
     (support,) = supports(answer, "What?", ["In May, Smith measured 3.5 metres of snow.", "Dr. Brown was ill."])
-    assert (support.passage, support.spans) == (0, (Span(0, len(answer)),))
+    assert (support.passage, support.spans) == (0, (TextSpan(0, len(answer)),))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,10 @@ def test_any_text_is_taken(parts: list[str], passages: list[str]):
         assert LEAST_OVERLAP <= support.overlap <= 1 + 1e-9
         assert 0 <= support.passage < len(passages)
         assert support.spans
-        for start, end in support.spans:
+        spans = [(span.start, span.end) for span in support.spans]
+        for start, end in spans:
             assert answer[start:end] == answer[start:end].strip() != ""
-        assert list(support.spans) == sorted(support.spans)
+        assert spans == sorted(spans)
 
 
 def test_long_answers_take_milliseconds():

@@ -7,7 +7,6 @@ from gateway_fakes import ANSWER, MODEL, Stack
 from prometheus_client import CollectorRegistry
 from varied import varied
 
-from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
@@ -15,6 +14,7 @@ from gateway.query.speculation_start import SpeculationStart
 from gateway.query.transcript import Transcript
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log import QueryLogFile
+from gateway.tasks import BackgroundTasks
 from gateway.wire import events
 from protocol.errors import (
     DeadlineExceeded,

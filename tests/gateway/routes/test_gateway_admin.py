@@ -79,11 +79,11 @@ async def test_admin_key_is_not_an_api_key(in_process):
 
 def test_admin_key_may_be_a_digest_but_not_an_api_key():
     digest = "sha256:" + "ab" * 32
-    Keyring.from_settings(GatewaySettings(admin_key=digest))
+    Keyring(GatewaySettings(admin_key=digest))
     with pytest.raises(ConfigError):
-        Keyring.from_settings(GatewaySettings(admin_key="sha256:zz"))
+        Keyring(GatewaySettings(admin_key="sha256:zz"))
     with pytest.raises(ConfigError):
-        Keyring.from_settings(GatewaySettings(admin_key="sk-acme", api_keys=(ACME,)))
+        Keyring(GatewaySettings(admin_key="sk-acme", api_keys=(ACME,)))
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_readiness_checks_survive_any_error():
     phases = Phases()
     stack = Stack()
     stack.phases = stack.generator.phases = stack.retriever.phases = stack.controller.phases = phases
-    readiness = Readiness(stack.retriever, stack.controller, stack.generator, interval_s=0.001, timeout_s=1)
+    readiness = Readiness(stack, interval_s=0.001, timeout_s=1)
     with pytest.raises(EngineNotReady):
         readiness.engine()
     with pytest.raises(RetrieverNotReady):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.query.follow_ups import question_in, rewriting_prompt, rewriting_sampling
+from gateway.query.follow_ups import REWRITING, question_in, rewriting_prompt
 from protocol.prompts import ChatMessage
 
 TALK = (
@@ -40,8 +40,8 @@ def test_it_sees_no_more_than_there_is(earlier):
 
 
 def test_a_line_ends_the_question():
-    assert rewriting_sampling().stop == ("\n",)
-    assert rewriting_sampling().greedy
+    assert REWRITING.stop == ("\n",)
+    assert REWRITING.greedy
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Names of the contents in the tree."""
 
-from gateway.stores.recent_documents import DocumentName, RecentDocuments
+from gateway.stores.recent import DocumentName, RecentDocuments
 from protocol.cache import TreeNode, TreeView
 from protocol.retrieval import Chunk
 

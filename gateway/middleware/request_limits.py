@@ -1,4 +1,4 @@
-"""Limits on request bodies: size, upload time, and memory for all bodies together."""
+"""Limits on open requests and on their bodies: they bound every queue that has no bound itself."""
 
 import asyncio
 import re
@@ -13,8 +13,43 @@ from gateway.limits.room import Room
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.middleware.identity import caller_of
 from gateway.settings import GatewaySettings
-from gateway.wire.errors import error_response, http_error
+from gateway.wire.errors import BodyRefused, error_response
 from protocol.errors import Overloaded, PayloadTooLarge, RateLimited
+
+MOST_OF_STRANGERS = 64
+"""Open requests of all strangers together. They can only read the page and descriptions, which takes milliseconds."""
+_ALWAYS = {"/healthz", "/readyz", "/metrics"}
+"""Paths that must answer under load too. All requests that wait for one of them wait for the same answer."""
+
+
+class OpenRequests:
+    """Refuses requests over ``max_open_requests`` before reading them. Strangers have their own room."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._retry_after_s = settings.pace.retry_after_s
+        self._metrics = metrics
+        self._callers = Room("open requests", settings.max_open_requests, fair=settings.several_keys)
+        self._strangers = Room("open requests without a key", MOST_OF_STRANGERS, fair=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"] in _ALWAYS:
+            await self._app(scope, receive, send)
+            return
+        caller = caller_of(scope)
+        room, owner = (self._strangers, "") if caller is None else (self._callers, caller.owner)
+        try:
+            room.take(owner)
+        except (Overloaded, RateLimited) as error:
+            self._metrics.rejected(error.code)
+            await error_response(error, self._retry_after_s)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            room.give_back(owner)
+
 
 _MANY = re.compile(r"/v1/collections/[^/]+/documents|/v1/admin/cache/warm")
 """Paths that accept documents or logs of queries."""
@@ -61,7 +96,7 @@ class BodyLimit:
             nonlocal received, complete
             if complete:
                 return await receive()
-            with _refusals_as_statuses():
+            with _refusals():
                 self._room.check(owner, max(0, declared - received), received)
             try:
                 async with asyncio.timeout_at(began_at + self._allowed_s(received)):
@@ -71,8 +106,8 @@ class BodyLimit:
             size = len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if received + size > limit:
-                raise HTTPException(413, _message(limit))
-            with _refusals_as_statuses():
+                raise BodyRefused(PayloadTooLarge(_message(limit)))
+            with _refusals():
                 self._room.take(owner, size, received)
             received += size
             return message
@@ -92,12 +127,11 @@ class BodyLimit:
 
 
 @contextmanager
-def _refusals_as_statuses() -> Iterator[None]:
-    """While it reads a body, FastAPI turns any error but HTTPException into a 400."""
+def _refusals() -> Iterator[None]:
     try:
         yield
     except (Overloaded, RateLimited) as error:
-        raise HTTPException(http_error(error).status, error.message) from None
+        raise BodyRefused(error) from None
 
 
 def _declared(scope: Scope) -> int:
