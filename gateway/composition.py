@@ -43,7 +43,6 @@ class Composition:
     ) -> None:
         self._tracing = tracing
         self._tasks = BackgroundTasks()
-        keyring = Keyring(settings)
         pace = settings.pace
         readiness = Readiness(parts, pace.readiness_interval_s, pace.readiness_timeout_s)
         metrics, recent = GatewayMetrics(registry), RecentDocuments()
@@ -72,10 +71,10 @@ class Composition:
             runs=runs,
             searches=Searches(parts.retriever, metrics, self._tasks, settings, tracing),
             ingested=self._ingested,
-            forgetting=Forgetting(parts.retriever, parts.controller, settings, readiness, metrics),
+            forgetting=Forgetting(parts, settings, readiness, metrics),
             filling=CacheFilling(parts, idle, past, donors, metrics),
             readiness=readiness,
-            keyring=keyring,
+            keyring=Keyring(settings),
             quotas=Quotas(stores.windows, self._tasks, settings),
             stores=stores,
             metrics=metrics,

@@ -25,7 +25,7 @@ from gateway.tasks import Deadline
 from protocol.cache import DocumentDeletion
 from protocol.documents import Orphan
 from protocol.errors import RagtreeError, UnknownDocument
-from protocol.parts import Controller, Retriever
+from protocol.parts import Parts
 from protocol.repeating import MOST_ATTEMPTS, repeated
 
 _AT_ONCE = 1000
@@ -37,16 +37,8 @@ log = structlog.get_logger(__name__)
 class Forgetting:
     """Deletes documents with their KV, and sweeps the KV of orphaned contents."""
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        controller: Controller,
-        settings: GatewaySettings,
-        readiness: Readiness,
-        metrics: GatewayMetrics,
-    ) -> None:
-        self._retriever = retriever
-        self._controller = controller
+    def __init__(self, parts: Parts, settings: GatewaySettings, readiness: Readiness, metrics: GatewayMetrics) -> None:
+        self._retriever, self._controller = parts.retriever, parts.controller
         self._timeout_s = settings.query_timeout_s
         self._readiness = readiness
         self._metrics = metrics

@@ -51,17 +51,13 @@ class SearchStages:
                 return
 
 
-class Search:
-    """One query's search. Close it in any case."""
+class Search(SearchStages):
+    """One query's search."""
 
     def __init__(self, context: QueryContext) -> None:
+        super().__init__(context.parts.retriever, context.deadline, context.metrics, context.tasks)
         self._context = context
-        self._stages = SearchStages(context.parts.retriever, context.deadline, context.metrics, context.tasks)
         self._found: CandidateSet | None = None
-
-    def close(self) -> None:
-        """End the search in the background, if it has not ended."""
-        self._stages.close()
 
     @property
     def documents(self) -> CandidateSet:
@@ -77,7 +73,7 @@ class Search:
         """
         query = self._context.query
         try:
-            async for found in self._stages.of(self._context.trace.retrieval(request)):
+            async for found in self.of(self._context.trace.retrieval(request)):
                 yield self._record(found)
         except (UnknownCollection, NoDocuments):
             if not query.documents_optional:

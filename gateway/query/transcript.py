@@ -24,7 +24,6 @@ from gateway.wire.reply import (
     SpeculationTimings,
     Timings,
     Usage,
-    citation,
     scored,
     search_results,
 )
@@ -141,7 +140,10 @@ class Transcript:
         kept = len(found.docs) - prompt.dropped_documents
         self._results = search_results(found, self.query.search.collection, self.query.include_text)
         self._passages = found.docs[:kept]
-        self._citations = tuple(citation(rank, chunk) for rank, chunk in enumerate(self._passages))
+        self._citations = tuple(
+            Citation(chunk.document_id, chunk.filename, rank, chunk.chunk_id)
+            for rank, chunk in enumerate(self._passages)
+        )
         told = self.query.prompt_paths(found)
         self._told = tuple(told[place] for place in prompt.paths)
 

@@ -131,28 +131,19 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def event_frames(run: QueryRun) -> AsyncIterator[bytes]:
-    """The run's events as frames. The last one is the only terminal event."""
+async def event_frames(run: QueryRun, response: ResponseEvents | None = None) -> AsyncIterator[bytes]:
+    """The run's events as frames, or those of OpenAI's ``response``. The last one is the only terminal event."""
     try:
         async for event in run.events():
-            yield frame(event)
+            for one in [event] if response is None else response.of(event):
+                yield frame(one)
     except RagtreeError as error:
-        yield frame(run.transcript.failed(error))
+        yield frame((response or run.transcript).failed(error))
 
 
 def frame(event: Event | ResponseEvent) -> bytes:
     """One event in wire format. JSON escapes line breaks, so the data is a single line."""
     return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), _encode(event))
-
-
-async def response_frames(run: QueryRun, response: ResponseEvents) -> AsyncIterator[bytes]:
-    """The run's events as those of OpenAI's responses. The last one is the only terminal event."""
-    try:
-        async for event in run.events():
-            for one in response.of(event):
-                yield frame(one)
-    except RagtreeError as error:
-        yield frame(response.failed(error))
 
 
 async def chunk_frames(choices: Choices, chunks: ChoiceStream[Any]) -> AsyncIterator[bytes]:

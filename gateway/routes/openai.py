@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gateway.limits.auth import Caller
 from gateway.query.follow_ups import EARLIER_QUESTIONS, FollowUps, last_question
 from gateway.query.query import Query
-from gateway.routes.asking import chunk_frames, response_frames, start_choices, start_query, streamed, while_connected
+from gateway.routes.asking import chunk_frames, event_frames, start_choices, start_query, streamed, while_connected
 from gateway.routes.bodies import JsonRoute, json_response
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, any_text, json_only
 from gateway.tasks import ITEM, Deadline, off_loop
@@ -141,11 +141,10 @@ async def respond(
         body, messages, sampling, caller, gateway, field="input", schema_field="text.format", follow_ups=body.follow_ups
     )
     run = await start_query(query, gateway, ticket)
-    accepted = sampling, query.query_id, query.model, int(run.transcript.arrived_at)
+    response = response_in_progress(body, sampling, query.query_id, query.model, int(run.transcript.arrived_at))
     if body.stream:
-        return await streamed(run, response_frames(run, ResponseEvents(body, *accepted)), request, gateway)
-    reply = await while_connected(request, run, run.reply())
-    return json_response(ended(response_in_progress(body, *accepted), reply))
+        return await streamed(run, event_frames(run, ResponseEvents(response, query.query_id)), request, gateway)
+    return json_response(ended(response, await while_connected(request, run, run.reply())))
 
 
 @router.post(

@@ -41,8 +41,7 @@ class EmbeddedStores:
     def __init__(self, folder: Path | None, settings: GatewaySettings) -> None:
         self.windows: Windows = SlidingWindows(MemoryStorage())
         self.upload_records: UploadRecords = NoRecords()
-        self._file = QueryLogFile(folder, settings.query_log_mib)
-        self.query_log: QueryLog = self._file
+        self.query_log = QueryLogFile(folder, settings.query_log_mib)
 
     def degraded(self) -> tuple[str, ...]:
         """Always empty."""
@@ -54,4 +53,4 @@ class EmbeddedStores:
         try:
             yield
         finally:
-            await self._file.close()
+            await self.query_log.close()

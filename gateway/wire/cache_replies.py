@@ -23,10 +23,11 @@ class TierReply(TierStats, frozen=True, kw_only=True):
     @classmethod
     def of(cls, tier: TierStats, token_bytes: float | None) -> "TierReply":
         """Make the reply from a tier's statistics."""
+        used, capacity = tier.used_tokens, tier.capacity_tokens
         return cls(
             **msgspec.structs.asdict(tier),
-            used_bytes=bytes_of(tier.used_tokens, token_bytes),
-            capacity_bytes=bytes_of(tier.capacity_tokens, token_bytes),
+            used_bytes=None if token_bytes is None else round(used * token_bytes),
+            capacity_bytes=None if token_bytes is None else round(capacity * token_bytes),
         )
 
 
@@ -149,8 +150,3 @@ def token_bytes(readiness: Readiness) -> float | None:
     except RagtreeError:
         return None
     return None if kv is None else kv.page_bytes / kv.page_tokens
-
-
-def bytes_of(tokens: int, token_bytes: float | None) -> int | None:
-    """Bytes of the KV of ``tokens``, if known."""
-    return None if token_bytes is None else round(tokens * token_bytes)

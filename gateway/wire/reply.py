@@ -11,7 +11,7 @@ from protocol.filters import Attributes
 from protocol.generation import FinishReason, TokenLogprob
 from protocol.graph import GraphMode, Subgraph
 from protocol.plans import Fallback
-from protocol.retrieval import CandidateSet, Chunk, Lines, Pages, Reranking, SearchKind
+from protocol.retrieval import CandidateSet, Lines, Pages, Reranking, SearchKind
 
 
 class RewriteFailure(StrEnum):
@@ -312,8 +312,3 @@ def search_results(candidates: CandidateSet, collection: str, with_text: bool = 
             )
         )
     )
-
-
-def citation(rank: int, chunk: Chunk) -> Citation:
-    """The citation of the chunk at ``rank`` of the results."""
-    return Citation(chunk.document_id, chunk.filename, rank, chunk.chunk_id)

@@ -141,9 +141,6 @@ class SamplingFields(BaseModel):
         )
 
 
-_ANY_OBJECT = '{"type":"object"}'
-
-
 def _encodable(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         msgspec.json.encode(schema)
@@ -171,7 +168,7 @@ class JsonObject(BaseModel):
 
     def to_json_schema(self) -> str:
         """The schema of any object, as JSON."""
-        return _ANY_OBJECT
+        return '{"type":"object"}'
 
 
 class NamedSchema(BaseModel):

@@ -11,7 +11,6 @@ from gateway.wire import events
 from gateway.wire.openai import responses
 from gateway.wire.reply import Reply, ScoredToken
 from protocol.errors import RagtreeError
-from protocol.generation import Sampling
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -112,12 +111,10 @@ class _Stamp(TypedDict):
 
 
 class ResponseEvents:
-    """Converts a query's events into those of its response."""
+    """Converts a query's events into those of its ``response``, which is in progress."""
 
-    def __init__(
-        self, body: responses.ResponseBody, sampling: Sampling, query_id: str, model: str, created_at: int
-    ) -> None:
-        self._response = responses.response_in_progress(body, sampling, query_id, model, created_at)
+    def __init__(self, response: responses.ResponseObject, query_id: str) -> None:
+        self._response = response
         self._message = responses.OutputMessage(id=responses.message_id(query_id), status="in_progress")
         self._sequence = 0
         self._annotations = 0

@@ -71,7 +71,7 @@ async def forgetting(stack: Stack, registry: CollectorRegistry | None = None, **
     readiness = Readiness(stack, 1.0, 1.0)
     await readiness.check()
     metrics = GatewayMetrics(registry or CollectorRegistry())
-    return Forgetting(stack.retriever, stack.controller, GatewaySettings(**settings), readiness, metrics)
+    return Forgetting(stack, GatewaySettings(**settings), readiness, metrics)
 
 
 async def test_sweep_drops_by_tenant_and_store_and_forgets_dropped_orphans(stack: Stack):
