@@ -27,7 +27,7 @@ class EngineDeath:
 
     def __init__(self, llm: "AsyncLLM", steps: LastSteps | None) -> None:
         self._steps = steps
-        self._processes = _processes(llm)
+        self._processes = engine_processes(llm)
 
     async def error(self, name: str) -> EngineDied | EngineFailed:
         """What is raised for a request.
@@ -50,7 +50,7 @@ class EngineDeath:
         return any(process.exitcode in _FROM_OUTSIDE for process in self._processes)
 
 
-def _processes(llm: "AsyncLLM") -> list[Any]:
+def engine_processes(llm: "AsyncLLM") -> list[Any]:
     """The engine's processes. vLLM has no public name for them; without any, a death is the engine's own."""
     manager = getattr(getattr(getattr(llm, "engine_core", None), "resources", None), "engine_manager", None)
     return list(getattr(manager, "processes", ()))

@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import psutil
+
 from generator.connector.step_record import LastSteps
-from generator.engines.engine_death import EngineDeath
+from generator.engines.engine_death import EngineDeath, engine_processes
 from generator.engines.vllm_sampling import check_sampling, refusal, sampling_params
 from generator.engines.vllm_seeds import place_seed
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
@@ -55,7 +57,13 @@ class VllmRequests:
         self._closed = True
         # vLLM's own shutdown would leave their streams waiting forever.
         await self._llm.abort(list(self._running))
-        self._llm.shutdown()
+        try:
+            self._llm.shutdown()
+        except psutil.NoSuchProcess:
+            # vLLM was about to kill a process of the engine, which ended before it, and has left the others.
+            for process in engine_processes(self._llm):
+                process.kill()
+            self._llm.engine_core.resources()
 
     def has_ended_early(self, request_id: str) -> bool:
         """Whether ``end`` was called for this request before it began. The last 256 calls are remembered."""

@@ -141,5 +141,16 @@ async def test_the_next_engine_finds_whole_nodes_only(killed, successor):
 
 
 # The last test of this file, because it closes the engine.
-async def test_closing_ends_running_streams_and_refuses_new_ones(successor, layout):
+async def test_closing_ends_running_streams_and_refuses_new_ones(successor, layout, monkeypatch):
+    """Also if a process of the engine ends by itself while vLLM is about to kill it."""
+    ended = []
+
+    def shut_down(processes, timeout):
+        ended.extend(processes)
+        raise psutil.NoSuchProcess(processes[0].pid)
+
+    monkeypatch.setattr("vllm.v1.engine.utils.shutdown", shut_down)
     await assert_closing_ends_streams(successor, layout)
+    (process,) = ended
+    await asyncio.to_thread(process.join, 60)
+    assert not process.is_alive()
