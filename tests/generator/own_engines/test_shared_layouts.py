@@ -22,7 +22,7 @@ from protocol.generation import PrefillResult, Sampling
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 LAYOUTS = ("LBHNC", "BHLNC")
 EXTENSION = f"{ChosenLayout.__module__}.{ChosenLayout.__qualname__}"

@@ -35,7 +35,7 @@ from protocol.errors import EngineDied, EngineNotReady
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 class Killed(NamedTuple):

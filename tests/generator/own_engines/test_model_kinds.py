@@ -19,7 +19,7 @@ from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm]
 
 TOKENS = 8
 
