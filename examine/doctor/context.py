@@ -9,16 +9,24 @@ from examine.doctor.differences import Tolerances
 from examine.doctor.engine_slot import EngineSlot
 from examine.doctor.surroundings import ALONE, CROWDED, Sizes, Surroundings, reduced
 from examine.doctor.workplace import Workplace
-from examine.measuring.engines import EngineMaker, Generation
+from examine.measuring.engines import EngineMaker, Generation, generate
+from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath
 from examine.measuring.progress import Progress
+from examine.measuring.tier_rounds import SYSTEM_TOKENS, carried_out, round_segments
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
-from protocol.generation import StepBudget
-from protocol.kv import KvMemory
+from protocol.generation import Sampling, StepBudget
+from protocol.kv import KvMemory, Orders
+from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 _FREE_SHARE = 0.8
+
+_DOCUMENTS = 2
+"""Of a round of measurements."""
+_ANY_BLOCK = 128
+"""A multiple of all usual block sizes: without the connector, an engine does not say its own."""
 
 
 class Reference(NamedTuple):
@@ -45,9 +53,15 @@ class Context:
     """Given to each check. ``settings`` are the user's; engines use smaller memory, in the folders of ``place``.
 
     ``sizes`` defaults to what suits the ``surroundings``. ``kv`` overrides ``KvSettings`` for these engines.
-
-    The fields after ``engine`` are None until the check that finds them has run.
     """
+
+    # Each is set by the check that finds it, which those that read it name in ``needs``.
+    model_folder: Path
+    prompts: Sequence[Prompt]
+    step: StepBudget | None
+    reference: Reference
+    memory: KvMemory
+    measured: TierRounds
 
     def __init__(
         self,
@@ -68,12 +82,6 @@ class Context:
         examined = reduced(settings, self.max_model_len) if surroundings.crowded else settings
         maker = EngineMaker(examined, models, threads=self.sizes.threads)
         self.engine = EngineSlot(maker, place.disk or place.temporary, self.kv, place.log)
-        self.model_folder: Path | None = None
-        self.prompts: Sequence[Prompt] = ()
-        self.step: StepBudget | None = None
-        self.reference: Reference | None = None
-        self.memory: KvMemory | None = None
-        self.measured: TierRounds | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -83,9 +91,31 @@ class Context:
     @property
     def below(self) -> tuple[Tier, ...]:
         """The tiers below the engine's own memory that have room, the fastest first."""
-        memory = self.memory
-        assert memory is not None
-        return tuple(tier for tier, pages in ((Tier.HOST, memory.host_pages), (Tier.DISK, memory.disk_pages)) if pages)
+        pages = {Tier.HOST: self.memory.host_pages, Tier.DISK: self.memory.disk_pages}
+        return tuple(tier for tier, count in pages.items() if count)
+
+    def round_path(self, number: int, page_tokens: int = _ANY_BLOCK) -> KvPath:
+        """Return the path of a round of measurements, which fills whole blocks and fits the model's context."""
+        room = self.max_model_len - SYSTEM_TOKENS - QUESTION_TOKENS - _ANY_BLOCK
+        tokens = max(1, min(self.sizes.document_tokens, room // _DOCUMENTS))
+        return KvPath(round_segments(number, _DOCUMENTS, tokens, _ANY_BLOCK), page_tokens)
+
+    async def answer(self, plan: PrefillPlan) -> Generation:
+        """Return the running engine's greedy answer with its logprobs."""
+        return await generate(self.engine.running, plan, Sampling(self.sizes.answer_tokens, logprobs=True))
+
+    async def compute(self, path: KvPath) -> None:
+        """Compute a path's KV into the running engine's memory.
+
+        With another question than later plans have: vLLM's own cache would keep the blocks of theirs, too, and answers
+        be compared that differ in how much of the prompt was computed.
+        """
+        await generate(self.engine.running, path.plan("to compute it", None, Tier.GPU), Sampling(1))
+
+    async def forget(self, path: KvPath, *tiers: Tier) -> None:
+        """Delete a path's KV from these tiers, by default from all."""
+        orders = Orders(forget=((path.namespace, path.segments[0].key),), tiers=tiers or tuple(Tier))
+        await carried_out(self.engine.running, orders)
 
     def _memory(self) -> dict[str, object]:
         """The overrides of ``KvSettings``: never more than the user allows, or than is free."""

@@ -1,7 +1,9 @@
 """Where a doctor works: temporary folders beside the user's own places for KV, and processes that end with it."""
 
 import atexit
+import fcntl
 import os
+import shutil
 import signal
 import tempfile
 from contextlib import suppress
@@ -11,7 +13,6 @@ from types import TracebackType
 import psutil
 
 from examine.doctor.engine_log import EngineLog
-from examine.doctor.work_folder import WorkFolder
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
@@ -136,3 +137,49 @@ def _ends_by_itself(child: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return any(_ENDS_BY_ITSELF in part for part in child.cmdline())
     return True
+
+
+_PREFIX = "ragtree-doctor-"
+
+
+class WorkFolder:
+    """A new folder at ``path`` below ``parent``, which its process holds locked until ``remove``.
+
+    The kernel releases the lock with the process, so a folder that is not locked is a leftover of a killed one. Such
+    folders of the same user are deleted first. Raises OSError if the folder cannot be made.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        _sweep(parent)
+        self.path, self._descriptor = _made(parent)
+
+    def remove(self) -> None:
+        """Delete the folder with all that is in it. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another process may have taken it for a leftover before it was locked.
+            if path.exists():
+                return path, descriptor
+            os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

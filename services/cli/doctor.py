@@ -37,8 +37,7 @@ def doctor(
     """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
     from cachectl.runtime.composing.gate import GateFolder
     from examine.doctor.context import Context
-    from examine.doctor.examination import Examination
-    from examine.doctor.standard_checks import standard_checks
+    from examine.doctor.examination import Examination, standard_checks
     from examine.doctor.workplace import Workplace
     from generator.models import ModelStore
 
