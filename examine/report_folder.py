@@ -8,13 +8,13 @@ REPORT = "report.md"
 
 
 class ReportFolder:
-    """The folder ``path``, which is made if it does not exist. It has the report, and the files of each benchmark.
+    """The folder ``path``, which is made if it does not exist.
 
     ``option`` names it on the command line. Raises ConfigError if it holds anything already, because that would mix two
     reports, or cannot be made.
     """
 
-    def __init__(self, path: Path, option: str = "out") -> None:
+    def __init__(self, path: Path, option: str) -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -23,18 +23,6 @@ class ReportFolder:
             raise ConfigError(f"the report's folder {path} cannot be made: {error.strerror}", option) from error
         if occupied:
             raise ConfigError(f"the folder {path} is not empty: name a new one with --{option}", option)
-
-    def result(self, name: str) -> Path:
-        """The object that a benchmark printed."""
-        return self.path / f"{name}.json"
-
-    def log(self, name: str) -> Path:
-        """What else a benchmark printed."""
-        return self.path / f"{name}.log"
-
-    def picture(self, name: str) -> Path:
-        """What a benchmark drew."""
-        return self.path / f"{name}.png"
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file in one step, so that there is always a complete one. Raises OSError."""

@@ -23,10 +23,9 @@ import msgspec
 
 from examine.composing.composed_plans import ComposedPlans
 from examine.composing.rows import FULL, Answered, ComposeResult, ComposeRow, Way, row_of
-from examine.composing.tasks import Task
+from examine.composing.tasks import Task, opened
+from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker, Generation, generate
-from examine.measuring.opened_prompt import opened
-from examine.measuring.progress import Progress
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.prompts.layout import SegmentLayout

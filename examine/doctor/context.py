@@ -9,9 +9,9 @@ from examine.doctor.differences import Tolerances
 from examine.doctor.engine_slot import EngineSlot
 from examine.doctor.surroundings import ALONE, CROWDED, Sizes, Surroundings, reduced
 from examine.doctor.workplace import Workplace
+from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker, Generation, generate
 from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath
-from examine.measuring.progress import Progress
 from examine.measuring.tier_rounds import SYSTEM_TOKENS, carried_out, round_segments
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings

@@ -19,7 +19,7 @@ from examine.doctor.checks.space import Disk, HostMemory, Memory
 from examine.doctor.checks.versions import InstalledPackages, Versions
 from examine.doctor.context import Context
 from examine.doctor.outcome import CheckResult, Diagnosis, Outcome, Status
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import RagtreeError
 
 log = structlog.get_logger(__name__)

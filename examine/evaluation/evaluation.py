@@ -7,7 +7,7 @@ import msgspec
 from examine.evaluation.asking import Asker, Mode, Row
 from examine.evaluation.question_file import NumberedQuestion
 from examine.evaluation.summary import Mean, ModeSummary, differences, summarise
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.report_folder import ReportFolder
 from protocol.plans import Reuse
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from examine.measuring.kv_paths import INSTANCE
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
@@ -18,9 +19,6 @@ from protocol.generation import FinishReason, PrefillResult, Sampling, TokenLogp
 from protocol.kv import LostCopy
 from protocol.parts import Generator
 from protocol.plans import PrefillPlan
-
-INSTANCE = "generator"
-"""An engine's name in plans, unless it has another one."""
 
 _BLOCK = 32
 """Tokens per block if the size of the KV cache is given."""

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from cachectl.settings import ControllerSettings
+from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker, Generation, generate, kv_cache_of
-from examine.measuring.progress import Progress
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan, Reuse
 from protocol.prompts import Prompt, SegmentKind

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from examine.measuring import Progress
 from examine.measuring.answer_scores import exact_match, f1, holds_answer
 from examine.measuring.engines import Generation
-from examine.measuring.progress import Progress
 from examine.measuring.statistics import bootstrap_interval
 from protocol.generation import Sampling
 from protocol.parts import PromptLayout

@@ -62,8 +62,7 @@ def run(
     """
     from cachectl.runtime.composing.gate import GateFolder
     from examine.composing.rows import Way
-    from examine.gate.examination import examine, probe_set
-    from examine.gate.fact_examination import FactExamination
+    from examine.gate.examination import FactExamination, examine, probe_set
 
     config = load_config()
     way = Way(

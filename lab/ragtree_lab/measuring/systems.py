@@ -15,7 +15,8 @@ import msgspec
 
 from cachectl.runtime.composing.gate import GateFolder
 from cachectl.settings import ControllerSettings
-from examine.measuring.engines import INSTANCE, EngineMaker, Generation, generate
+from examine.measuring.engines import EngineMaker, Generation, generate
+from examine.measuring.kv_paths import INSTANCE
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan, Reuse

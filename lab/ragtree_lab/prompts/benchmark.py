@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import msgspec
 
-from examine.measuring.engines import INSTANCE, EngineMaker, generate
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
+from examine.measuring.engines import EngineMaker, generate
+from examine.measuring.kv_paths import INSTANCE
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.parts import PromptLayout

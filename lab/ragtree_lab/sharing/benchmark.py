@@ -3,8 +3,8 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker
-from examine.measuring.progress import Progress
 from ragtree_lab.sharing.first_tokens import FirstTokenRounds, FirstTokens
 from ragtree_lab.sharing.machines import Machines, engines_on
 from ragtree_lab.sharing.peer_settings import sharing_peers

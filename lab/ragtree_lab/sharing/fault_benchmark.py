@@ -20,9 +20,9 @@ from uuid import uuid4
 import msgspec
 
 from cachectl.settings import ControllerSettings
+from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker
 from examine.measuring.kv_paths import QUESTION_TOKENS, random_segment
-from examine.measuring.progress import Progress
 from protocol.errors import ConfigError, Unavailable
 from protocol.generation import Sampling
 from protocol.kv import KvMemory

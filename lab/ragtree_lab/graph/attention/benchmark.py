@@ -25,9 +25,8 @@ from cachectl.branches.kept_branches import KeptBranches
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.settings import ControllerSettings
-from examine.gate.facts import Facts, FactsPrompt
+from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker, generate
-from examine.measuring.progress import Progress
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.prompts.layout import SegmentLayout
@@ -41,6 +40,7 @@ from ragtree_lab.graph.attention.quality import compare_answers
 from ragtree_lab.graph.attention.results import AttentionResult, AttentionRow, Slo
 from ragtree_lab.graph.attention.slo_throughput import COMPARED, SloThroughput, sustained_rates
 from ragtree_lab.graph.attention.ways import FIRST_TOKEN, OURS, PREFIX_CACHE, WAYS, Ask, AttentionEngines, ways_of
+from ragtree_lab.graph.facts import Facts, FactsPrompt
 
 _WARM_VLLM = 24
 """Prompts that warm plain vLLM up. Its KV cache of 1 GiB holds fewer."""
