@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from generator.grammars.messages import Limits, Request, Verdict, Vocabulary
-from subprocesses.frames import read_frame, write_frame
-from subprocesses.limits import confine, limit_processor_time
+from subprocesses.worker_process import confine, limit_processor_time, read_frame, write_frame
 
 if TYPE_CHECKING:
     from generator.grammars.trial import Trial

@@ -11,8 +11,7 @@ import msgspec
 
 from protocol.errors import BrokenDocument, EncryptedDocument, InvalidEncoding
 from retriever.loaders.base import LoadedText
-from subprocesses.frames import read_frame, write_frame
-from subprocesses.limits import confine, limit_processor_time
+from subprocesses.worker_process import confine, limit_processor_time, read_frame, write_frame
 
 _NICENESS = 5
 

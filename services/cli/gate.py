@@ -109,10 +109,9 @@ def _texts(config: Config) -> list[str]:
 def _stored_texts(config: Config, characters: int) -> list[str]:
     from retriever.store.chunks import Chunks
     from retriever.store.database import Database
-    from services.shards import shard_folders
 
     texts: list[str] = []
-    folders = shard_folders(config)
+    folders = config.shard_folders
     for shard in range(config.retriever.shards.count):
         file = folders.of(shard) / "store.sqlite3"
         if not file.exists():

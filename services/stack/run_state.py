@@ -1,11 +1,11 @@
-"""The files in which a running stack tells other commands where it is.
+"""The files in which a running stack tells other commands where it is, and how its processes are ended.
 
 The stack's process holds a lock for as long as it lives. The kernel releases the lock however the process ends, so a
 note of a dead stack is never trusted.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import psutil
 from filelock import FileLock, Timeout
 
 from protocol.errors import Conflict
-from services.stack.process_family import end_family
 
 
 class RunningStack(msgspec.Struct, frozen=True):
@@ -97,3 +96,29 @@ def end_of(log: Path) -> str:
     """Return the last lines of a log, and where all of it is."""
     lines = log.read_text(errors="replace").splitlines()
     return "\n".join([*lines[-20:], f"(full log: {log})"])
+
+
+_OUTLIVE_S = 10.0
+"""How long Ray's processes may outlive the one that started them before they are killed."""
+
+
+def end_family(process: psutil.Process, timeout_s: float) -> None:
+    """Terminate a process, kill it after ``timeout_s`` seconds, and wait until its descendants are gone as well."""
+    try:
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        process.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        process.kill()
+    await_end(family)
+
+
+def await_end(processes: Iterable[psutil.Process]) -> None:
+    """Wait until processes are gone that end by themselves, and kill those that take too long."""
+    _, left = psutil.wait_procs(processes, timeout=_OUTLIVE_S)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=_OUTLIVE_S)

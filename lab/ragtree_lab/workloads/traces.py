@@ -16,6 +16,7 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from examine.evaluation.question_file import numbered_lines
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.json_lines import JsonLines
 from ragtree_lab.workloads.workload import TraceDocument, TraceRequest, Workload

@@ -29,7 +29,7 @@ from ragtree_lab.sharing.load import Load
 from ragtree_lab.sharing.machines import engines_on
 from ragtree_lab.sharing.peer_settings import sharing_peers
 from ragtree_lab.sharing.throughput import Point, ThroughputTurns
-from services.cluster.joining_node import start_node
+from services.cluster.member import start_node
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.prove("lab/ragtree_lab/sharing/", "generator/peers/")]
 

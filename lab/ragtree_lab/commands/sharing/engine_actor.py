@@ -13,8 +13,8 @@ from protocol.errors import EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
 from ragtree_lab.sharing.machines import TimedEngine
+from services.serve.caller import translated
 from services.serve.forwarding import forwarding, serves
-from services.serve.remote_errors import translated
 
 
 @serves(TimedEngine, "_engine")
