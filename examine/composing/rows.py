@@ -63,13 +63,6 @@ class ComposeRow(msgspec.Struct, frozen=True):
     prefill_speedup: float | None = None
 
 
-class ComposeResult(msgspec.Struct, frozen=True):
-    """One row for each task and way. ``complete`` is False if the run was ended before everything was measured."""
-
-    rows: list[ComposeRow]
-    complete: bool = True
-
-
 class Answered(NamedTuple):
     """What was asked about the same chunks, and the answers after full prefills and after another way to prefill."""
 

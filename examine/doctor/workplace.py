@@ -12,7 +12,7 @@ from types import TracebackType
 
 import psutil
 
-from examine.doctor.engine_log import EngineLog
+from examine.doctor.engine_slot import EngineLog
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 

@@ -3,34 +3,29 @@
 The latter compares answers over trees with answers over all paths in full.
 """
 
-import asyncio
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from uuid import uuid4
 
 import msgspec
 
-from examine.composing.benchmark import ComposeBenchmark
-from examine.composing.rows import Answered, ComposeRow, Way, row_of
+from examine.composing.benchmark import Comparison, ComposeBenchmark, answers_at_once
+from examine.composing.rows import ComposeRow, Way
 from examine.composing.tasks import NEEDLES, Probe, Task, first, needle_tasks, opened
 from examine.gate.fact_probes import FACTS, FactTask, fact_tasks
-from examine.gate.verdict import decided, verdict
 from examine.measuring import Progress
-from examine.measuring.engines import EngineMaker, generate
+from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
-from generator.models import ModelStore
-from generator.prompts.layout import SegmentLayout
-from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.dependency import TreePositions
 from protocol.errors import ConfigError
-from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport
-from protocol.generation import Sampling
+from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport, GateTask, current_version
+from protocol.generation import ComposingInfo, Sampling
 from protocol.graph import ContextBudget
 from protocol.plans import PrefillPlan
 from protocol.prompts import ChatMessage, Prompt
@@ -56,74 +51,42 @@ async def examine(
 
     Raises ConfigError if it cannot compose, and what the engine raises.
     """
-    benchmark = ComposeBenchmark.over(settings, cache_dir, (way,), progress)
-    await benchmark.run(probes, enough=decided)
-    return verdict(benchmark.result(complete=True).rows, benchmark.fingerprint, time.time())
+    benchmark = ComposeBenchmark(settings, cache_dir, (way,), progress)
+    await benchmark.run(probes, decided)
+    return verdict(benchmark.rows, benchmark.fingerprint, time.time())
 
-
-_ALTERNATIVES = 20
 
 _ALL_FACTS = ContextBudget(relation=sys.maxsize)
 """As many as there is room for. The default is a quarter of it."""
 
 
-class FactExamination:
-    """Asks an engine of a generator's ``settings``, whose model is in ``cache_dir`` or is put there."""
+class FactExamination(Comparison[FactTask]):
+    """Asks about facts with dependency attention over their trees, and over all paths in full."""
 
     def __init__(self, settings: GeneratorSettings, cache_dir: Path, progress: Progress) -> None:
-        models = ModelStore(cache_dir)
-        self._engines = EngineMaker(settings, models)
-        self._model = settings.model
-        self._tokenizer = ModelTokenizer(models.resolve(settings.model))
-        self._layout = SegmentLayout.configured(self._tokenizer, settings)
-        self._progress = progress
+        super().__init__(settings, cache_dir, (Way(DEPENDENCY_AT_DEPTH, 0.0),), progress)
 
     async def report(self, questions: int, seed: int) -> GateReport:
         """Ask a bounded number of questions of each kind, until it is clear what trees do to the answers.
 
         Raises ConfigError if the engine has no attention within trees, and what the engine raises.
         """
-        with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
-            async with self._engines.caching(Path(folder), disk_gib=0) as engine:
-                info = await engine.info()
-                if info.kv is None or info.composing is None:
-                    raise ConfigError(info.not_composing or "the engine keeps no KV, so it has no trees")
-                if info.composing.no_trees:
-                    raise ConfigError(info.composing.no_trees)
-                rows = [await self._ask(engine, info.kv.page_tokens, kind, questions, seed) for kind in FACTS]
-                fingerprint = info.kv.fingerprint
-        return verdict(rows, fingerprint, time.time())
+        per_task = {kind: len(next(fact_tasks(kind, seed)).asked) for kind in FACTS}
+        tasks = {kind: list(islice(fact_tasks(kind, seed), -(-questions // each))) for kind, each in per_task.items()}
+        await self.run(tasks, decided)
+        return verdict(self.rows, self.fingerprint, time.time())
 
-    async def _ask(self, engine: VllmEngine, page_tokens: int, kind: str, questions: int, seed: int) -> ComposeRow:
-        per_task = len(next(fact_tasks(kind, seed)).asked)
-        tasks = list(islice(fact_tasks(kind, seed), -(-questions // per_task)))
-        looks = {len(tasks) // 3, 2 * len(tasks) // 3} - {0}
-        answered: list[Answered] = []
-        for number, task in enumerate(tasks):
-            self._progress(f"asking {kind}", number, len(tasks))
-            if number in looks and decided([self._row(kind, answered)]):
-                break
-            answered.append(await self._answers(engine, page_tokens, task))
-        self._progress(f"asking {kind}", len(tasks), len(tasks))
-        return self._row(kind, answered)
+    def _check(self, known: ComposingInfo) -> None:
+        if known.no_trees:
+            raise ConfigError(known.no_trees)
 
-    def _row(self, kind: str, answered: Sequence[Answered]) -> ComposeRow:
-        return row_of(self._model, kind, Way(DEPENDENCY_AT_DEPTH, 0.0), answered)
-
-    async def _answers(self, engine: VllmEngine, page_tokens: int, task: FactTask) -> Answered:
+    async def _answers(self, engine: VllmEngine, page_tokens: int, task: FactTask) -> Sequence[Sequence[Generation]]:
         namespace = uuid4().hex
         prompts = [FactPlans(self._opened(one, task), namespace, page_tokens) for one in task.asked]
         await generate(engine, prompts[0].front, Sampling(1))
-        samplings = [Sampling(one.max_tokens, logprobs=True, alternatives=_ALTERNATIVES) for one in task.asked]
-        # At once, because decoding several takes hardly longer than one.
-        answers = await asyncio.gather(
-            *(generate(engine, one.self_attention(), each) for one, each in zip(prompts, samplings, strict=True)),
-            *(
-                generate(engine, one.dependency(TreePositions.DEPTH, reuse=True), each)
-                for one, each in zip(prompts, samplings, strict=True)
-            ),
-        )
-        return Answered(task.asked, answers[: len(prompts)], answers[len(prompts) :])
+        in_full = [one.self_attention() for one in prompts]
+        in_trees = [one.dependency(TreePositions.DEPTH, reuse=True) for one in prompts]
+        return await answers_at_once(engine, (in_full, in_trees), task.asked)
 
     def _opened(self, asked: Probe, task: FactTask) -> Prompt:
         """The prompt of a question about a task's facts whose answer has begun."""
@@ -173,3 +136,64 @@ class FactPlans:
 
     def _planned(self, prompt: Prompt) -> PrefillPlan:
         return msgspec.structs.replace(self._path.plan(self._question, Tier.GPU, None), prompt=prompt)
+
+
+_LEAST_FULL_SCORE = 0.2
+"""A model that scores less after a full prefill cannot do a task, so the task tells nothing about composing."""
+
+_MOST_LOST = 0.1
+"""The share of the full prefill's score that composing may lose on each task, with 95 % confidence."""
+
+_BOUND_MARGIN = 1.25
+"""Over the highest deviation of the questions. A prompt that deviates more is unlike all of them."""
+
+
+def decided(rows: Sequence[ComposeRow]) -> bool:
+    """Whether more questions would hardly change what the rows say of their task.
+
+    It may be asked twice before all questions are. The interval of the difference has 2.5 % on each side; three looks
+    at it are wrong in about 5 % (Pocock 1977).
+    """
+    return all(
+        not task.tells or task.most_lost <= _MOST_LOST or -row.difference.high > _MOST_LOST * row.full_score
+        for row, task in zip(rows, map(_task, rows), strict=True)
+    )
+
+
+def verdict(rows: Sequence[ComposeRow], fingerprint: str, now: float) -> GateReport:
+    """Judge one way to compose by its rows, one for each task. ``now`` is in seconds since the epoch."""
+    tasks = tuple(map(_task, rows))
+    why = _objection(tasks)
+    return GateReport(
+        fingerprint=fingerprint,
+        model=rows[0].model,
+        method=rows[0].method,
+        share=rows[0].share,
+        passed=not why,
+        why=why,
+        tasks=tasks,
+        top1_agreement=fmean(row.top1_agreement for row in rows),
+        kl=fmean(row.kl for row in rows),
+        bound=_BOUND_MARGIN * max(row.deviation for row in rows),
+        examined_at=now,
+        selection=current_version(rows[0].method),
+    )
+
+
+def _task(row: ComposeRow) -> GateTask:
+    tells = row.full_score >= _LEAST_FULL_SCORE
+    most_lost = max(0.0, -row.difference.low) / row.full_score if row.full_score else 1.0
+    return GateTask(row.task, row.questions, row.score, row.full_score, most_lost, tells)
+
+
+def _objection(tasks: Sequence[GateTask]) -> str:
+    telling = [task for task in tasks if task.tells]
+    if not telling:
+        return "the model answers too few questions even after a full prefill, so nothing can be said"
+    worst = max(telling, key=lambda task: task.most_lost)
+    if worst.most_lost > _MOST_LOST:
+        return (
+            f"on {worst.name}, composing may lose {worst.most_lost:.0%} of the full prefill's score "
+            f"({worst.score:.2f} against {worst.full_score:.2f}), more than {_MOST_LOST:.0%}"
+        )
+    return ""

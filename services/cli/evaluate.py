@@ -162,8 +162,8 @@ def _write(report: "EvaluationReport", evaluation: "Evaluation", folder: "Report
     import msgspec
 
     from examine.evaluation.evaluation import PICTURE, REPORT
-    from examine.evaluation.markdown_report import render
     from examine.evaluation.plot import draw
+    from examine.evaluation.tables import render
     from examine.report_folder import REPORT as TEXT
 
     try:

@@ -11,7 +11,7 @@ from services.cli.models import advice
 from services.cli.output import errors, results
 from services.config import Config, load_config
 from services.model import generator_factory
-from services.stack.detached import StackProcess
+from services.stack.run_state import StackProcess
 
 MODEL_VARIABLE = "RAGTREE_GENERATOR__MODEL"
 """The environment variable that tells a detached stack its model."""

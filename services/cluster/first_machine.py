@@ -6,7 +6,7 @@ from typing import Any
 
 from generator.device import Device, find_device
 from protocol.errors import ConfigError
-from services.cluster.identity import identity_labels
+from services.cluster.head import identity_labels
 from services.config import Config
 from services.serve.replica_settings import PlacementSettings
 

@@ -1,15 +1,20 @@
 """Asks the first machine's Ray who belongs to the cluster, before this machine belongs to it."""
 
+import platform
 import socket
 from collections.abc import Mapping
+from importlib.metadata import version
 
+import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # public calls need a Ray node here
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import AuthenticationError, RayError
 
 from generator.peers.address import host_and_port
+from generator.peers.peer_key import PeerKey
+from generator.settings import PeerSettings
 from protocol.errors import ConfigError, RagtreeError
-from services.cluster.identity import difference
+from services.config import Config
 
 _REACHED_S = 5.0
 """How long the first machine may take to accept a connection. Ray itself would try for 40 s."""
@@ -72,3 +77,45 @@ class Head:
         except RayError as error:
             raise JoinFailed(f"{self._address} does not answer any more: {error}") from error
         return [node for node in nodes if node.state == GcsNodeInfo.ALIVE]
+
+
+_NO_KEY = "none"
+_COMMON = {
+    "ragtree.io/version": "RAGTree",
+    "ragtree.io/ray": "Ray",
+    "ragtree.io/python": "Python",
+    "ragtree.io/peers-key": "the key of the peers (generator.kv.peers.key_file)",
+}
+"""Labels, and what they stand for in messages. A key's label is a digest."""
+_RAGTREE, _RAY, _PYTHON, _KEY = _COMMON
+
+
+def identity_labels(config: Config) -> dict[str, str]:
+    """The labels of this machine. Raises ConfigError if the key of the peers cannot be read, or is too short."""
+    return {
+        _RAGTREE: version("ragtree"),
+        _RAY: ray.__version__,
+        _PYTHON: platform.python_version(),
+        _KEY: _key_label(config.generator.kv.peers),
+    }
+
+
+def difference(first: Mapping[str, str], own: Mapping[str, str]) -> str | None:
+    """Say what another machine has other than the ``first`` one of a stack; None if nothing that matters."""
+    if _RAGTREE not in first:
+        return "it is the head of a Ray that `ragtree up` has not started"
+    for label, what in _COMMON.items():
+        there, here = first.get(label), own[label]
+        if there == here:
+            continue
+        if label != _KEY:
+            return f"it has {what} {there}, and this machine has {here}"
+        if _NO_KEY in (there, here):
+            return f"only {'this machine' if there == _NO_KEY else 'the first machine'} has {what}"
+        return f"it has another secret as {what}"
+    return None
+
+
+def _key_label(peers: PeerSettings) -> str:
+    secret = peers.key()
+    return _NO_KEY if secret is None else PeerKey(secret).fingerprint

@@ -19,7 +19,7 @@ from ragtree_lab.commands.common.options import counts
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config
-from services.stack.detached import StackProcess
+from services.stack.run_state import StackProcess
 
 if TYPE_CHECKING:
     from ragtree_lab.overhead import OverheadResult

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from examine.evaluation.markdown_report import table
+from examine.evaluation.tables import table
 from ragtree_lab.suite.facts import Facts
 from ragtree_lab.suite.key_figures import KEY_FIGURES
 from ragtree_lab.suite.outcome import Outcome, Status

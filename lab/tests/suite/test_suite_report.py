@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from scripted_benchmarks import FACTS
 
-from examine.composing.rows import ComposeResult
 from protocol.errors import ConfigError
+from ragtree_lab.compose.benchmark import ComposeResult
 from ragtree_lab.controller.benchmark import ControllerResult
 from ragtree_lab.exactness import ExactnessResult
 from ragtree_lab.follow_ups.benchmark import FollowUpResult

@@ -4,8 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from examine.doctor.engine_log import EngineLog
-from examine.doctor.engine_slot import EngineSlot
+from examine.doctor.engine_slot import EngineLog, EngineSlot
 from examine.doctor.surroundings import reduced
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, InternalError

@@ -8,10 +8,9 @@ from scripted_stack import ScriptedStack, reply, stream
 
 from examine.evaluation.asking import Asker, Mode
 from examine.evaluation.evaluation import BOTH, Evaluation, EvaluationSubject
-from examine.evaluation.markdown_report import render
 from examine.evaluation.plot import draw
 from examine.evaluation.question_file import AskedQuestion, NumberedQuestion
-from examine.evaluation.tables import figures, notes
+from examine.evaluation.tables import figures, notes, render
 from examine.report_folder import ReportFolder
 
 QUESTIONS = [

@@ -13,9 +13,9 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from examine.measuring.engines import EngineMaker
 from protocol.errors import Unavailable
 from ragtree_lab.commands.sharing.engine_actor import ActorCaller, EngineActor, engine_handle
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.machines import TimedEngine
 from services.cli.signals import undisturbed_by_signals
 from services.cluster.first_machine import OBJECT_STORE_BYTES
@@ -70,7 +70,7 @@ class RayMachines:
     async def engine(
         self,
         number: int,
-        maker: EngineMaker,
+        maker: ComparedEngines,
         instance: str,
         at_work: int = 1,
         **kv: Any,  # noqa: ANN401
