@@ -17,7 +17,7 @@ from protocol.retrieval import SearchKind
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import StepBars, errors, print_json, results
 from services.cli.signals import ended_by_signals, undisturbed_by_signals
-from services.client import StackClient, StackUnreachable
+from services.client import StackUnreachable
 
 if TYPE_CHECKING:
     from examine.evaluation.asking import Mode
@@ -90,12 +90,14 @@ def evaluate(
 
     questions = read_questions(dataset, limit)
     client = connect(url, api_key)
-    _require_ready(client)
+    missing = client.readiness()
+    if missing is not None:
+        raise StackUnreachable(f"the stack at {client.url} answers no queries: {missing.reason}")
     folder = None if report is None else ReportFolder(report, "report")
     asked = EvaluationSubject(
         url=client.url,
         dataset=dataset.name,
-        sha256=_sha256(dataset),
+        sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
         started=datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
         questions=len(questions),
         collection=collection,
@@ -123,17 +125,6 @@ def evaluate(
             raise ConfigError(f"the report's folder {report} cannot be written: {error.strerror}", "report") from error
     if not _publish(evaluation, folder, as_json=as_json, complete=True).answered:
         raise typer.Exit(1)
-
-
-def _require_ready(client: StackClient) -> None:
-    missing = client.readiness()
-    if missing is not None:
-        raise StackUnreachable(f"the stack at {client.url} answers no queries: {missing.reason}")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _modes(reuse: AskedReuse | None) -> "Sequence[Mode]":

@@ -13,8 +13,8 @@ from pathlib import Path as File
 import msgspec
 
 from examine.composing.tasks import Probe
+from examine.evaluation.scores import f1
 from examine.gate.fact_probes import FactTask
-from examine.measuring.answer_scores import f1
 from protocol.errors import ConfigError
 from protocol.graph import Path, Source
 from ragtree_lab.fine_tuning.lessons import MOST_TOKENS

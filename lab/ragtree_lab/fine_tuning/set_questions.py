@@ -9,8 +9,8 @@ from pathlib import Path as Folder
 from typing import TypeAlias
 
 from examine.composing.tasks import Probe
+from examine.evaluation.scores import f1, holds_answer
 from examine.gate.fact_probes import FactTask
-from examine.measuring.answer_scores import f1, holds_answer
 from protocol.errors import ConfigError
 from protocol.graph import Path
 from ragtree_lab.fine_tuning.curriculum import Curriculum, Stated, of_set

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from examine.composing.rows import agreement
+from examine.evaluation.scores import f1
 from examine.measuring import Progress
-from examine.measuring.answer_scores import f1
 from examine.measuring.engines import Generation, generate
 from examine.measuring.statistics import bootstrap_interval
 from protocol.dependency import TreePositions
