@@ -37,6 +37,8 @@ from services.serve.applications import (
 )
 from services.serve.handles import GeneratorHandle, controller_handle, retriever_handle
 
+_LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
 _SHARD_READINESS_SHARE = 0.75
 """Share of the retriever's readiness timeout that each shard gets."""
 
@@ -110,8 +112,4 @@ def _handle(name: str) -> DeploymentHandle:
 
 
 def _target(application: serve.Application, name: str, route_prefix: str | None = None) -> serve.RunTarget:
-    return serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=_logging())
-
-
-def _logging() -> LoggingConfig:
-    return LoggingConfig(log_level="WARNING", enable_access_log=False)
+    return serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=_LOGGING)

@@ -1,4 +1,8 @@
-"""A process that does work for this one, and answers one message after another."""
+"""A process that does work for this one, and answers one message after another over its standard input and output.
+
+What the process itself uses is here, too: how messages are read and written, and the limits that it sets itself before
+it reads foreign input. The kernel enforces them.
+"""
 
 import os
 import resource
@@ -11,6 +15,30 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 Reply = TypeVar("Reply")
+
+
+_LENGTH = struct.Struct("<Q")
+_NICENESS = 5
+
+
+def write_frame(stream: BinaryIO, message: object) -> None:
+    """Send a message, encoded as MessagePack. Raises OSError if the other end is closed."""
+    encoded = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(encoded)))
+    stream.write(encoded)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """Receive an encoded message. Raises EOFError if the other end is closed."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    if len(body) < length:
+        raise EOFError
+    return body
 
 
 class WorkerEnded(Exception):
@@ -63,27 +91,9 @@ class WorkerProcess:
             pass
 
 
-_LENGTH = struct.Struct("<Q")
-
-
-def write_frame(stream: BinaryIO, message: object) -> None:
-    """Send a message, encoded as MessagePack. Raises OSError if the other end is closed."""
-    encoded = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(encoded)))
-    stream.write(encoded)
-    stream.flush()
-
-
-def read_frame(stream: BinaryIO) -> bytes:
-    """Receive an encoded message. Raises EOFError if the other end is closed."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    body = stream.read(length)
-    if len(body) < length:
-        raise EOFError
-    return body
+def give_way() -> None:
+    """Let other processes compute first: the parts answer at the same time."""
+    os.nice(_NICENESS)
 
 
 def confine(memory_bytes: int) -> None:

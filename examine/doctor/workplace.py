@@ -4,7 +4,6 @@ import atexit
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +12,10 @@ from types import TracebackType
 import psutil
 
 from examine.doctor.engine_slot import EngineLog
+from examine.signals import undisturbed_by_signals
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDS_BY_ITSELF = "resource_tracker"
 _RANKS = "vllm_dist_"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # nosec B108  # only what was named after our files is deleted
@@ -64,17 +63,13 @@ class Workplace:
 
     def close(self) -> None:
         """End child processes and delete the folders. Idempotent."""
-        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
-        try:
+        with undisturbed_by_signals():
             self._end_children()
             self._free_shared_memory()
             while self._folders:
                 self._folders.pop().remove()
             self._restore()
             atexit.unregister(self.close)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
     def _open(self) -> None:
         try:

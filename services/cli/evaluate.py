@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from examine.signals import ended_by_signals, undisturbed_by_signals
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import ConfigError, RagtreeError
 from protocol.plans import Reuse
 from protocol.retrieval import SearchKind
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import StepBars, errors, print_json, results
-from services.cli.signals import ended_by_signals, undisturbed_by_signals
 from services.client import StackUnreachable
 
 if TYPE_CHECKING:
     from examine.evaluation.asking import Mode
-    from examine.evaluation.evaluation import Evaluation, EvaluationReport
-    from examine.report_folder import ReportFolder
+    from examine.evaluation.evaluation import Evaluation, EvaluationReport, ReportFolder
 
 _SHOWN_FAILURES = 5
 
@@ -84,9 +83,8 @@ def evaluate(
     Ctrl-C keeps what was measured. The exit code is 0 only if a question was answered.
     """
     from examine.evaluation.asking import Asker
-    from examine.evaluation.evaluation import Evaluation, EvaluationSubject
+    from examine.evaluation.evaluation import Evaluation, EvaluationSubject, ReportFolder
     from examine.evaluation.question_file import read_questions
-    from examine.report_folder import ReportFolder
 
     questions = read_questions(dataset, limit)
     client = connect(url, api_key)
@@ -152,16 +150,15 @@ def _publish(
 def _write(report: "EvaluationReport", evaluation: "Evaluation", folder: "ReportFolder") -> None:
     import msgspec
 
-    from examine.evaluation.evaluation import PICTURE, REPORT
+    from examine.evaluation.evaluation import PICTURE, REPORT, REPORT_TEXT
     from examine.evaluation.plot import draw
     from examine.evaluation.tables import render
-    from examine.report_folder import REPORT as TEXT
 
     try:
         folder.write(REPORT, msgspec.json.format(msgspec.json.encode(report)))
         if report.answered:
             draw(report, evaluation.rows, folder.path / PICTURE)
-        folder.write(TEXT, render(report).encode())
+        folder.write(REPORT_TEXT, render(report).encode())
     except OSError as error:
         raise ConfigError(f"the report's folder cannot be written: {error.strerror}", "report") from error
 

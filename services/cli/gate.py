@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from examine.gate import MOST_QUESTIONS
+from examine.signals import ended_by_signals
 from protocol.gate import DEPENDENCY
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
-from services.cli.signals import ended_by_signals
 from services.config import Config, load_config
 
 if TYPE_CHECKING:

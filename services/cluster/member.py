@@ -72,7 +72,15 @@ class Member:
         host = self._config.cluster.host or get_node_ip_address(self._head)
         name = f"ragtree-{uuid4().hex[:12]}"
         with self._state.log_file.open("wb") as output:
-            node = start_node(self._head, host, name, output, *self._options(labels), environment=self._environment())
+            node = start_node(
+                *(self._head, host, name, output),
+                *("--resources", msgspec.json.encode(room(self._config.cluster.engines, find_device())).decode()),
+                *("--labels", ",".join(f"{label}={value}" for label, value in labels.items())),
+                environment={
+                    VARIABLE: Machine.of(self._config).model_dump_json(),
+                    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(_DRAIN_S),
+                },
+            )
         try:
             self._await_member(head, node, name, wait_s, on_wait)
             on_joined()
@@ -102,18 +110,6 @@ class Member:
             if time.monotonic() > deadline:
                 raise JoinFailed(f"this machine did not become a member within {wait_s:g} s:\n{self._log_tail()}")
             time.sleep(_POLL_S)
-
-    def _options(self, labels: dict[str, str]) -> list[str]:
-        return [
-            *("--resources", msgspec.json.encode(room(self._config.cluster.engines, find_device())).decode()),
-            *("--labels", ",".join(f"{label}={value}" for label, value in labels.items())),
-        ]
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            VARIABLE: Machine.of(self._config).model_dump_json(),
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(_DRAIN_S),
-        }
 
     def _log_tail(self) -> str:
         return end_of(self._state.log_file)

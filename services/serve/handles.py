@@ -10,8 +10,9 @@ from contextlib import aclosing, suppress
 
 from ray.serve.handle import DeploymentHandle
 
+from cachectl.costs.profiling import PrefillProbe
 from protocol.errors import EngineDied, RetrieverNotReady, Unavailable
-from protocol.generation import GenerationStep, PrefillCost, Sampling
+from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Controller, Generator
 from protocol.plans import PrefillPlan
 from protocol.timing import StreamTiming
@@ -51,6 +52,7 @@ class GeneratorHandle:
     residency = forwarded(Generator.residency)
     info = forwarded(Generator.info)
     check = forwarded(Generator.check)
+    probe_prefill = forwarded(PrefillProbe.probe_prefill)
 
     def names(self) -> Collection[str]:
         """Return the instances that take plans now; none before the first call."""
@@ -95,11 +97,6 @@ class GeneratorHandle:
     async def ready(self) -> None:
         """Return when plans can be executed."""
         await self.caller.ready()
-
-    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Measure one prefill on the engine."""
-        cost: PrefillCost = await self.caller.call("probe_prefill", cached_tokens, new_tokens)
-        return cost
 
     async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
         """Time a plan's stream inside the engine's process, without any hop between processes."""

@@ -77,15 +77,6 @@ class RunState:
             return msgspec.json.decode(self._note.read_bytes(), type=RunningStack)
         return None
 
-    def stop(self, timeout_s: float) -> bool:
-        """Stop the running stack and wait; kill it after ``timeout_s`` seconds. Return whether one was running."""
-        running = self.running()
-        if running is None:
-            return False
-        with suppress(psutil.NoSuchProcess):
-            end_family(psutil.Process(running.pid), timeout_s)
-        return True
-
     def _is_locked(self) -> bool:
         if not self._folder.is_dir():
             return False
@@ -165,14 +156,19 @@ class StackProcess:
             return self._wait(process, time.monotonic() + wait_s, on_wait)
         except BaseException:
             # Also on Ctrl-C: the caller has no way to find the stack, so it must not keep running.
-            self._state.stop(timeout_s=30)
+            self.stop(timeout_s=30)
             process.kill()
             process.wait()
             raise
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Stop the stack that runs on the folder; return whether there was one."""
-        return self._state.stop(timeout_s)
+        """Stop the stack that runs on the folder; kill it after ``timeout_s`` seconds. Return whether there was one."""
+        running = self._state.running()
+        if running is None:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            end_family(psutil.Process(running.pid), timeout_s)
+        return True
 
     def _wait(self, process: subprocess.Popen[bytes], deadline: float, on_wait: Callable[[str], None]) -> RunningStack:
         missing = NotReady("Ray is starting", final=False)

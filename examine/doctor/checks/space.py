@@ -76,11 +76,8 @@ class HostMemory:
         if held:
             figure += f", {held / _GIB:.1f} GiB are the stack's own"
         if kv.host_gib * _GIB > free + held:
-            return Outcome.failed(
-                f"generator.kv.host_gib is {kv.host_gib:g}, but {kv.host_dir} has only {free / _GIB:.2g} GiB free: "
-                "lower it, or enlarge that file system (in a container, with docker run --shm-size)",
-                figure,
-            )
+            larger = "enlarge that file system (in a container, with docker run --shm-size)"
+            return _too_small("host_gib", kv.host_gib, kv.host_dir, free, larger, figure)
         return Outcome.passed(figure)
 
 
@@ -110,10 +107,8 @@ class Disk:
         figure = f"{free / _GIB:.1f} GiB free in {kv.disk_dir}, writes {rate / 1e6:.0f} MB/s"
         held = sum(file.stat().st_size for file in kv.disk_dir.rglob("*.safetensors"))
         if kv.disk_gib * _GIB > free + held:
-            return Outcome.failed(
-                f"generator.kv.disk_gib is {kv.disk_gib:g}, but {kv.disk_dir} has only {free / _GIB:.2g} GiB free: "
-                "lower it, or set generator.kv.disk_dir to a larger disk",
-                figure,
+            return _too_small(
+                "disk_gib", kv.disk_gib, kv.disk_dir, free, "set generator.kv.disk_dir to a larger disk", figure
             )
         return Outcome.passed(figure)
 
@@ -130,3 +125,8 @@ def _write_rate(file: Path) -> float:
             return len(content) / (perf_counter() - began)
     finally:
         file.unlink(missing_ok=True)
+
+
+def _too_small(option: str, gib: float, folder: Path, free: int, larger: str, figure: str) -> Outcome:
+    has = f"{folder} has only {free / _GIB:.2g} GiB free"
+    return Outcome.failed(f"generator.kv.{option} is {gib:g}, but {has}: lower it, or {larger}", figure)

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from examine.report_folder import REPORT
+from examine.evaluation.evaluation import REPORT_TEXT
 from ragtree_lab.commands.common.options import DEFAULT_DATA, DataOption
 from ragtree_lab.commands.common.suite_progress import SuiteProgress
 from ragtree_lab.suite.catalogue import selected
@@ -71,4 +71,4 @@ def _show(result: SuiteResult) -> None:
     for outcome in result.benchmarks:
         table.add_row(outcome.name, outcome.status, duration(outcome.seconds), escape(outcome.why))
     results.print(table)
-    results.print(f"report: {result.folder}/{REPORT}", highlight=False, markup=False, soft_wrap=True)
+    results.print(f"report: {result.folder}/{REPORT_TEXT}", highlight=False, markup=False, soft_wrap=True)

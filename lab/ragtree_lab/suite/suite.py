@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from examine.report_folder import REPORT
+from examine.evaluation.evaluation import REPORT_TEXT
 from ragtree_lab.suite.catalogue import Benchmark
 from ragtree_lab.suite.child import Child, Left
 from ragtree_lab.suite.facts import Facts
@@ -96,7 +96,7 @@ class Suite:
 
     def _write(self, names: Sequence[str]) -> None:
         to_come = names[len(self.outcomes) :]
-        self._folder.write(REPORT, render(self._facts, self.outcomes, to_come, self._folder).encode())
+        self._folder.write(REPORT_TEXT, render(self._facts, self.outcomes, to_come, self._folder).encode())
 
 
 def _judged(left: Left) -> tuple[Status, str]:

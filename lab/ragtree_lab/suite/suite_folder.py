@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from examine.report_folder import ReportFolder
+from examine.evaluation.evaluation import ReportFolder
 
 
 class SuiteFolder(ReportFolder):

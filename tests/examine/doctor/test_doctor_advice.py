@@ -6,9 +6,8 @@ from doctor_cases import doctor_context
 from examine.doctor.checks.engines import HostSize
 from examine.doctor.checks.first_tokens import Bandwidths, judged
 from examine.doctor.checks.machine import Instructions, OtherWork, Preloads
-from examine.doctor.context import TierRounds
+from examine.doctor.context import ALONE, CROWDED, Surroundings, TierRounds
 from examine.doctor.outcome import Status
-from examine.doctor.surroundings import ALONE, CROWDED, Surroundings
 from examine.measuring.engines import Generation
 from protocol.generation import PrefillResult
 from protocol.kv import KvMemory

@@ -5,8 +5,8 @@ from doctor_cases import doctor_context
 from kernel_limits import largest_file
 
 from examine.doctor.checks.space import Disk, HostMemory, Memory
+from examine.doctor.context import Surroundings
 from examine.doctor.outcome import Status
-from examine.doctor.surroundings import Surroundings
 
 FAR_TOO_MUCH = 1e9
 

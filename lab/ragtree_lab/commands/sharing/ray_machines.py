@@ -13,11 +13,11 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from examine.signals import undisturbed_by_signals
 from protocol.errors import Unavailable
 from ragtree_lab.commands.sharing.engine_actor import ActorCaller, EngineActor, engine_handle
 from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.machines import TimedEngine
-from services.cli.signals import undisturbed_by_signals
 from services.cluster.first_machine import OBJECT_STORE_BYTES
 from services.cluster.member import start_node
 from services.stack.run_state import await_end, end_family, end_of
