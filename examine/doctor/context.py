@@ -11,12 +11,12 @@ from examine.doctor.workplace import Workplace
 from examine.measuring import Progress
 from examine.measuring.engines import EngineMaker, Generation, generate
 from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath
-from examine.measuring.tier_rounds import SYSTEM_TOKENS, carried_out, round_segments
+from examine.measuring.tier_rounds import SYSTEM_TOKENS, round_segments
 from generator.engines.vllm_arguments import has_gpu
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
 from protocol.generation import Sampling, StepBudget
-from protocol.kv import KvMemory, Orders
+from protocol.kv import KvMemory
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -156,11 +156,6 @@ class Context:
         be compared that differ in how much of the prompt was computed.
         """
         await generate(self.engine.running, path.plan("to compute it", None, Tier.GPU), Sampling(1))
-
-    async def forget(self, path: KvPath, *tiers: Tier) -> None:
-        """Delete a path's KV from these tiers, by default from all."""
-        orders = Orders(forget=((path.namespace, path.segments[0].key),), tiers=tiers or tuple(Tier))
-        await carried_out(self.engine.running, orders)
 
     def _memory(self) -> dict[str, object]:
         """The overrides of ``KvSettings``: never more than the user allows, or than is free."""

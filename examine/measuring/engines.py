@@ -14,7 +14,7 @@ from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import EngineDied
-from protocol.generation import FinishReason, PrefillResult, Sampling, TokenLogprob
+from protocol.generation import FinishReason, GenerationStep, PrefillResult, Sampling, TokenLogprob
 from protocol.kv import LostCopy
 from protocol.parts import Generator
 from protocol.plans import PrefillPlan
@@ -45,8 +45,7 @@ async def generate(
     began = time.perf_counter()
     first_s: float | None = None
     prefill: PrefillResult | None = None
-    unwritten: tuple[LostCopy, ...] | None = None
-    finish_reason: FinishReason | None = None
+    last: GenerationStep | None = None
     text = ""
     tokens = 0
     chosen: list[TokenLogprob] = []
@@ -60,11 +59,10 @@ async def generate(
             text += step.text
             tokens += step.tokens
             chosen += step.logprobs
-            unwritten = step.unwritten
-            finish_reason = step.finish_reason
-    if first_s is None or prefill is None:
+            last = step
+    if first_s is None or prefill is None or last is None:
         raise EngineDied("the stream ended without a token")
-    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, unwritten, finish_reason)
+    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, last.unwritten, last.finish_reason)
 
 
 class EngineMaker:

@@ -55,7 +55,7 @@ async def caching_round(
         await move(caching, path, source, tier)
         if tier is Tier.DISK and cool is not None and cool():
             took[DISK_COLD] = await _loaded(caching, path, tier)
-            await _forget_blocks(caching, path)
+            await forget(caching, path, (Tier.GPU,))
         took[tier] = await _loaded(caching, path, tier)
         source = tier
     await carried_out(caching, Orders(path.moves(source, None)))
@@ -65,7 +65,7 @@ async def caching_round(
 async def move(engine: Generator, path: KvPath, source: Tier, target: Tier) -> None:
     """Move a path's KV from one tier to another, and leave it in no other one, nor in vLLM's own prefix cache."""
     await carried_out(engine, Orders(path.moves(source, target)))
-    await _forget_blocks(engine, path, path.moves(Tier.GPU, None) if source is not Tier.GPU else ())
+    await forget(engine, path, (Tier.GPU,), path.moves(Tier.GPU, None) if source is not Tier.GPU else ())
 
 
 async def carried_out(engine: Generator, orders: Orders) -> None:
@@ -73,6 +73,13 @@ async def carried_out(engine: Generator, orders: Orders) -> None:
     lost = await engine.carry_out(orders)
     if lost:
         raise InternalError(f"{len(lost)} copies could not be made, the first in {lost[0].tier}")
+
+
+async def forget(
+    engine: Generator, path: KvPath, tiers: tuple[Tier, ...] = tuple(Tier), moves: tuple[Move, ...] = ()
+) -> None:
+    """Delete a path's KV from these tiers, after ``moves``: with the GPU, from vLLM's own prefix cache, too."""
+    await carried_out(engine, Orders(moves, ((path.namespace, path.segments[0].key),), tiers=tiers))
 
 
 def copy_rate(size: int) -> float:
@@ -119,12 +126,6 @@ async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
         await carried_out(engine, Orders(path.moves(tier, None)))
         await generate(engine, _new(path, "again", None, Tier.GPU), Sampling(1))
     return came
-
-
-async def _forget_blocks(engine: Generator, path: KvPath, moves: tuple[Move, ...] = ()) -> None:
-    """Delete a path from the engine's blocks and from vLLM's own prefix cache, and from no other tier."""
-    forget = ((path.namespace, path.segments[0].key),)
-    await carried_out(engine, Orders(moves, forget, tiers=(Tier.GPU,)))
 
 
 def _new(path: KvPath, question: str, source: Tier | None, kept: Tier | None) -> PrefillPlan:

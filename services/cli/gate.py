@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,12 +117,8 @@ def _stored_texts(config: Config, characters: int) -> list[str]:
         file = folders.of(shard) / "store.sqlite3"
         if not file.exists():
             continue
-        database = Database(file)
-        try:
-            with database.read() as transaction:
-                texts += Chunks().sample(transaction, _TEXTS, characters)
-        finally:
-            database.close()
+        with closing(Database(file)) as database, database.read() as transaction:
+            texts += Chunks().sample(transaction, _TEXTS, characters)
     return texts[:_TEXTS]
 
 

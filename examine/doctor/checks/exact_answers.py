@@ -9,7 +9,7 @@ from examine.doctor.differences import differ
 from examine.doctor.outcome import Outcome
 from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import KvPath
-from examine.measuring.tier_rounds import move
+from examine.measuring.tier_rounds import forget, move
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -59,7 +59,7 @@ async def _from_each_tier(context: Context, prompt: Prompt) -> dict[Tier, Genera
             path.plan(prompt.segments[-1], tier, Tier.GPU if tier is Tier.GPU else None)
         )
         source = tier
-    await context.forget(path)
+    await forget(context.engine.running, path)
     return answers
 
 

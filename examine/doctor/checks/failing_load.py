@@ -10,7 +10,7 @@ from examine.doctor.differences import differ
 from examine.doctor.outcome import Outcome
 from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath, random_segment
-from examine.measuring.tier_rounds import carried_out, move
+from examine.measuring.tier_rounds import carried_out, forget, move
 from protocol.generation import PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.prompts import Segment, SegmentKind
@@ -56,7 +56,7 @@ class FailingLoad:
             )
         # From what vLLM's own cache has kept of the two.
         again = await context.answer(longer.plan("how?", None, None))
-        await context.forget(path)
+        await forget(context.engine.running, path)
         if await _differ(context, path, "why?", answers[0]) or await _differ(context, longer, "how?", answers[1]):
             return Outcome.failed(f"an answer is wrong after a load from {tier} failed: do not use it")
         if await _differ(context, longer, "how?", again):

@@ -9,7 +9,7 @@ from examine.doctor.differences import differ
 from examine.doctor.outcome import Outcome
 from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import KvPath
-from examine.measuring.tier_rounds import move
+from examine.measuring.tier_rounds import forget, move
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -65,7 +65,7 @@ async def _write(context: Context) -> list[_Written]:
             await context.compute(path)
             await move(context.engine.running, path, Tier.GPU, tier)
             answer = await context.answer(path.plan(prompt.segments[-1], tier, None))
-            await context.forget(path, Tier.GPU)
+            await forget(context.engine.running, path, (Tier.GPU,))
             written.append(_Written(prompt, path, tier, answer))
     return written
 
