@@ -14,8 +14,7 @@ import psutil
 from ray.util import get_node_ip_address
 
 from generator.device import find_device
-from services.cluster.first_machine import OBJECT_STORE_BYTES, require_token, room
-from services.cluster.head import Head, JoinFailed, identity_labels
+from services.cluster.first_machine import OBJECT_STORE_BYTES, Head, JoinFailed, identity_labels, require_token, room
 from services.cluster.machine import VARIABLE, Machine
 from services.config import Config
 from services.model import kv_settings

@@ -1,1 +1,1 @@
-"""The checks."""
+"""The checks of a doctor, by what they examine."""

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from examine.composing.benchmark import ComposeBenchmark, Enough, prepare
-from examine.composing.composed_plans import ComposedPlans
+from examine.composing.benchmark import ComposeBenchmark, ComposedPlans, Enough, prepare
 from examine.composing.rows import FULL, ComposeRow, Way
 from examine.composing.tasks import Task
 from examine.measuring import Progress
