@@ -38,6 +38,20 @@ Ray's default would reserve a third of the machine's memory.
 _HEAD = "node:__internal_head__"
 """The resource that Ray gives the first machine alone."""
 
+_REACHED_S = 5.0
+"""How long the first machine may take to accept a connection. Ray itself would try for 40 s."""
+_ANSWER_S = 10.0
+
+_NO_KEY = "none"
+_COMMON = {
+    "ragtree.io/version": "RAGTree",
+    "ragtree.io/ray": "Ray",
+    "ragtree.io/python": "Python",
+    "ragtree.io/peers-key": "the key of the peers (generator.kv.peers.key_file)",
+}
+"""Labels, and what they stand for in messages. A key's label is a digest."""
+_RAGTREE, _RAY, _PYTHON, _KEY = _COMMON
+
 
 def placed(config: Config) -> Config:
     """Return the configuration of a stack that others may join; the same one if none may.
@@ -97,11 +111,6 @@ def _needing(placement: PlacementSettings, resources: dict[str, float]) -> Place
     return placement.model_copy(update={"resources": {**resources, **placement.resources}})
 
 
-_REACHED_S = 5.0
-"""How long the first machine may take to accept a connection. Ray itself would try for 40 s."""
-_ANSWER_S = 10.0
-
-
 class JoinFailed(RagtreeError):
     """The machine cannot join a stack, or no longer belongs to it."""
 
@@ -157,17 +166,6 @@ class Head:
         except RayError as error:
             raise JoinFailed(f"{self._address} does not answer any more: {error}") from error
         return [node for node in nodes if node.state == GcsNodeInfo.ALIVE]
-
-
-_NO_KEY = "none"
-_COMMON = {
-    "ragtree.io/version": "RAGTree",
-    "ragtree.io/ray": "Ray",
-    "ragtree.io/python": "Python",
-    "ragtree.io/peers-key": "the key of the peers (generator.kv.peers.key_file)",
-}
-"""Labels, and what they stand for in messages. A key's label is a digest."""
-_RAGTREE, _RAY, _PYTHON, _KEY = _COMMON
 
 
 def identity_labels(config: Config) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The stores of a gateway that shares its state with other gateways."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from limits.aio.storage import MemoryStorage, RedisStorage
@@ -16,6 +16,7 @@ from services.redis.link import TIMEOUT_S, RedisAway, RedisLink, RedisMetrics, R
 from services.redis.query_log import StreamQueryLog
 from services.redis.uploads import RedisUploadRecords
 
+STORE = "rate_limits"
 _ENTRIES_PER_MIB = 2048
 """Assumes half a KiB per entry of the query log. The file keeps up to twice its MiB."""
 
@@ -61,9 +62,6 @@ def shared_storage(link: RedisLink, prefix: str) -> RedisStorage:
     return RedisStorage("async+redis://", implementation="redispy", key_prefix=f"{prefix}:limits", **options)
 
 
-STORE = "rate_limits"
-
-
 class SharedWindows:
     """Windows in Redis, with windows of this gateway's own that decide while Redis is down.
 
@@ -88,10 +86,8 @@ class SharedWindows:
     async def charge(self, key: str, amount: int) -> None:
         """Count what was used, even above the limit. Usage that Redis misses is lost at the end of the minute."""
         await self._own.charge(key, amount)
-        try:
+        with suppress(RedisAway):
             await self._link.call(STORE, lambda: self._shared.charge(key, amount))
-        except RedisAway:
-            return
 
     async def standing(self, key: str, limit: int) -> Standing:
         """Return the state of a key's window, compared with its limit."""

@@ -24,6 +24,24 @@ from protocol.errors import DeployFailed, InternalError, Overloaded, RagtreeErro
 PATIENCE_S = 1.0
 """How long a replica may take to answer ``ready`` before Serve is asked whether there is a replica at all."""
 
+_NO_PROCESS = (
+    ActorDiedError,
+    ActorUnavailableError,
+    DeploymentUnavailableError,
+    TaskCancelledError,
+    RayServeException,
+)
+
+# Serve's message holds the traceback of a replica that failed to start. The last unindented `module.Error: ` line has
+# the cause.
+_ERROR = re.compile(r"^[A-Za-z_][\w.]*: ", re.MULTILINE)
+
+_routable: dict[str, frozenset[str]] = {}
+"""The replicas of each application, as Ray Serve last reported them to this process.
+
+Not in the router's module: Serve copies a router class to other processes by value, with the globals of its module.
+"""
+
 
 class DeploymentCaller:
     """Calls methods of one deployment.
@@ -89,14 +107,6 @@ class DeploymentCaller:
 
 log = structlog.get_logger(__name__)
 
-_NO_PROCESS = (
-    ActorDiedError,
-    ActorUnavailableError,
-    DeploymentUnavailableError,
-    TaskCancelledError,
-    RayServeException,
-)
-
 
 def translated(error: Exception, part: str, absent: type[Unavailable]) -> RagtreeError:
     """Return the error that a ``part`` has raised, not wrapped in Ray's; ``absent`` if no process of it answers."""
@@ -109,11 +119,6 @@ def translated(error: Exception, part: str, absent: type[Unavailable]) -> Ragtre
         return absent(f"the {part} is not available: it is starting or restarting")
     log.error("part_failed", part=part, error=repr(cause), exc_info=error)
     return InternalError(f"the {part} failed")
-
-
-# Serve's message holds the traceback of a replica that failed to start. The last unindented `module.Error: ` line has
-# the cause.
-_ERROR = re.compile(r"^[A-Za-z_][\w.]*: ", re.MULTILINE)
 
 
 async def why_no_replica(app: str, part: str, absent: type[Unavailable]) -> Unavailable | None:
@@ -136,9 +141,6 @@ async def why_no_replica(app: str, part: str, absent: type[Unavailable]) -> Unav
 
 def _cause(message: str) -> str:
     return _ERROR.split(message)[-1].strip()
-
-
-_routable: dict[str, frozenset[str]] = {}
 
 
 def set_replicas(app: str, replicas: Iterable[str]) -> None:

@@ -4,6 +4,13 @@ import asyncio
 import resource
 from collections.abc import Callable
 
+LINGER_S = 10.0
+LINGER_BYTES = 8 * 1024 * 1024
+"""How long, and how much, a client may go on sending of the body of a request that is answered already."""
+
+FLUSH_S = 60.0
+"""How long a client may take for the last bytes of a closed connection: at most what a server buffers unread."""
+
 
 def most_connections() -> int:
     """Half of the files that this process may open. The rest is for those that are accepted at once, and for files."""
@@ -49,14 +56,6 @@ class Connections:
         """Forget a connection that has ended."""
         self._open.discard(transport)
         self._waiting.pop(transport, None)
-
-
-LINGER_S = 10.0
-LINGER_BYTES = 8 * 1024 * 1024
-"""How long, and how much, a client may go on sending of the body of a request that is answered already."""
-
-FLUSH_S = 60.0
-"""How long a client may take for the last bytes of a closed connection: at most what a server buffers unread."""
 
 
 class ClosingTransport(asyncio.Transport):

@@ -19,6 +19,9 @@ from filelock import FileLock, Timeout
 from protocol.errors import Conflict, RagtreeError
 from services.client import NotReady, StackClient
 
+_OUTLIVE_S = 10.0
+"""How long Ray's processes may outlive the one that started them before they are killed."""
+
 
 class RunningStack(msgspec.Struct, frozen=True):
     """A running stack: its process, the gateway's URL, and the address of its Ray."""
@@ -91,10 +94,6 @@ def end_of(log: Path) -> str:
     """Return the last lines of a log, and where all of it is."""
     lines = log.read_text(errors="replace").splitlines()
     return "\n".join([*lines[-20:], f"(full log: {log})"])
-
-
-_OUTLIVE_S = 10.0
-"""How long Ray's processes may outlive the one that started them before they are killed."""
 
 
 def end_family(process: psutil.Process, timeout_s: float) -> None:
