@@ -28,7 +28,7 @@ from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree import knowledge_tree as tree
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from protocol.plans import SpeculationDecision
 

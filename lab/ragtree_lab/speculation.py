@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from gateway.background_tasks import BackgroundTasks
 from gateway.metrics.gateway_metrics import GatewayMetrics

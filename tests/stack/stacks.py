@@ -17,8 +17,7 @@ from httpx_sse import connect_sse
 from processes import descendants, engines_under
 
 from protocol.documents import UNFINISHED
-from services.stack.detached import StackProcess
-from services.stack.run_state import RunningStack
+from services.stack.run_state import RunningStack, StackProcess
 
 Ran = subprocess.CompletedProcess[str]
 

@@ -159,9 +159,13 @@ def policies(
                 progress=bars,
             )
         total = workload.length
+        done: dict[str, int] = {}
 
         def served(policy: str, count: int) -> None:
-            bars.advance(policy, count, total)
+            before = done.get(policy, 0)
+            # A finished step starts again.
+            done[policy] = count if before == total else before + count
+            bars(policy, done[policy], total)
 
         if at_lru is not None:
             capacities = size_where_lru_hits(at_lru, profile, capacities, service, workload, served)

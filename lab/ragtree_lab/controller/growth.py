@@ -21,7 +21,7 @@ from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.tree.grant import Grant
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from protocol.tiers import Tier
 from ragtree_lab.controller.machines import Machines

@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 from cachectl.runtime.instances.live_instances import LiveEngine
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings, Swap
-from examine.measuring.engines import EngineMaker, Generation
+from examine.measuring.engines import Generation
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import KvMemory
 from protocol.prompts import Prompt
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.measuring.fixed_instances import FixedInstances
 from ragtree_lab.measuring.local_stack import LocalStack
 from ragtree_lab.sharing.peer_settings import sharing_peers
@@ -52,7 +53,7 @@ class ReaderAndPeer:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, engines: EngineMaker, controller: ControllerSettings, profiles: Path, host_gib: float
+        cls, engines: ComparedEngines, controller: ControllerSettings, profiles: Path, host_gib: float
     ) -> "AsyncGenerator[ReaderAndPeer]":
         """Start both machines. The peer has ``host_gib`` GiB of memory for KV. Raises what the engines raise."""
         async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from cachectl.tiers.tier_manager import Capacities
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.simulation.comparison import PolicyBenchmark
 from ragtree_lab.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 

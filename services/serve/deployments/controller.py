@@ -20,8 +20,7 @@ from protocol.parts import Controller
 from services.config import Config
 from services.redis.controller_state import controller_state
 from services.serve.forwarding import serves
-from services.serve.handles import GeneratorHandle
-from services.serve.served_instances import ServedInstances
+from services.serve.handles import GeneratorHandle, ServedInstances
 
 log = structlog.get_logger(__name__)
 

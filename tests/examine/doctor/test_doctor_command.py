@@ -17,7 +17,7 @@ from processes import engines_under
 from tiny_models import llama, make_tiny_model
 
 from cachectl.runtime.composing.gate import GateFolder
-from examine.doctor.standard_checks import standard_checks
+from examine.doctor.examination import standard_checks
 
 pytestmark = pytest.mark.vllm
 

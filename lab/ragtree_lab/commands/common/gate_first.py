@@ -39,7 +39,7 @@ async def _kept_or_examined(
     from examine.composing.benchmark import ComposeBenchmark
     from examine.gate.examination import examine
 
-    engine = ComposeBenchmark.over(config.generator, config.cache_dir, (way,), show)
+    engine = ComposeBenchmark(config.generator, config.cache_dir, (way,), show)
     await engine.run({})
     for report in gates.read(engine.fingerprint).reports:
         if (report.method, report.share) == way:

@@ -1,4 +1,4 @@
-"""Signals that end a command in order: what it has opened is closed."""
+"""Signals that end an examination in order: what it has opened is closed."""
 
 import signal
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from examine.measuring.file_cache import evict_from_file_cache
+from ragtree_lab.measuring.file_cache import evict_from_file_cache
 
 
 def on_tmpfs(folder: Path) -> bool:
