@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from cachectl.branches.keyed_branch import KeyedBranch
 from cachectl.nodes.node import Node, PathDocument
-from cachectl.policies.base import Arrival
+from cachectl.policies.base import Arrival, ReplacementPolicy
 from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import KnowledgeTree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from cachectl.branches.keyed_branch import KeyedBranch
-    from cachectl.policies.base import ReplacementPolicy
 
 _INSTANCE = "engine"
 """The tree's only instance: each engine has its own tree."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
 
 from cachectl.branches.branch_tree import BranchTree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from cachectl.branches.keyed_branch import KeyedBranch
-    from cachectl.policies.base import ReplacementPolicy
+from cachectl.branches.keyed_branch import KeyedBranch
+from cachectl.policies.base import ReplacementPolicy
 
 
 class KeptBranches:

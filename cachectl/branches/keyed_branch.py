@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from protocol.dependency import branch_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from protocol.dependency import DependencyTrees
+from protocol.dependency import DependencyTrees, branch_keys
 
 
 class KeyedBranch(NamedTuple):

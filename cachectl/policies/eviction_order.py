@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy
+from cachectl.nodes.node import Copy
 
 
 # Compiled by scripts/compile. This attribute lets interpreted classes derive from it all the same.

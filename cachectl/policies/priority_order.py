@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
 
+from cachectl.nodes.node import Copy
 from cachectl.policies.eviction_order import EvictionOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cachectl.nodes.node import Copy
 
 # The heap is swept when it has more entries than this many times the live ones, and some.
 _SLACK = 2

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from random import Random
 
+from cachectl.nodes.node import Copy
 from cachectl.policies.eviction_order import EvictionOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
-
-    from cachectl.nodes.node import Copy
 
 # Candidates that are kept. With fewer than _FEWEST there is no choice, and more are drawn at once.
 _CANDIDATES = 8

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import nsmallest
-from typing import TYPE_CHECKING
 
-from cachectl.scheduling.request import RequestKind
+from cachectl.branches.kept_branches import KeptBranches
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.instance_state import InstanceState
+from cachectl.scheduling.instances import Instances
+from cachectl.scheduling.request import RequestKind, ScheduledRequest
+from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.routing import Candidate, route
+from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tree.grant import Grant
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.prefix_lookup import CachedPrefix
 from protocol.errors import EngineDied, Overloaded
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from cachectl.branches.kept_branches import KeptBranches
-    from cachectl.policies.lookahead import Lookahead
-    from cachectl.scheduling.instance_state import InstanceState
-    from cachectl.scheduling.instances import Instances
-    from cachectl.scheduling.request import ScheduledRequest
-    from cachectl.scheduling.request_book import RequestBook
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tree.grant import Grant
-    from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.prefix_lookup import CachedPrefix
-    from protocol.generation import StepBudget
-
+from protocol.generation import StepBudget
 
 _FEW = 16
 """Up to this number, all instances are looked at."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from cachectl.policies.lookahead import Lookahead
+from cachectl.scheduling.dispatcher import Dispatcher
+from cachectl.scheduling.instances import Instances
+from cachectl.scheduling.request import Request
+from cachectl.scheduling.request_book import RequestBook
+from cachectl.tree.grant import Grant
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import NO_PEERS, Peers
-
-if TYPE_CHECKING:
-    from cachectl.policies.lookahead import Lookahead
-    from cachectl.scheduling.dispatcher import Dispatcher
-    from cachectl.scheduling.instances import Instances
-    from cachectl.scheduling.request import Request
-    from cachectl.scheduling.request_book import RequestBook
-    from cachectl.tree.grant import Grant
-    from cachectl.tree.knowledge_tree import KnowledgeTree
 
 
 class InstanceLifecycle:

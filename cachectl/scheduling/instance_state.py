@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cachectl.scheduling.queue import CacheAwareQueue
-from cachectl.scheduling.request import RequestKind
-
-if TYPE_CHECKING:
-    from cachectl.scheduling.request import ScheduledRequest
-    from protocol.generation import StepBudget
+from cachectl.scheduling.request import RequestKind, ScheduledRequest
+from protocol.generation import StepBudget
 
 
 class InstanceState:

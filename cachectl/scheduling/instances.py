@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from cachectl.scheduling.instance_state import InstanceState
 from cachectl.scheduling.queue import CacheAwareQueue, Work
+from cachectl.tiers.tier_manager import TierManager
 from protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cachectl.tiers.tier_manager import TierManager
-    from protocol.generation import StepBudget
+from protocol.generation import StepBudget
 
 
 class Instances:

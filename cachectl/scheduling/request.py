@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cachectl.branches.keyed_branch import KeyedBranch
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
-
-if TYPE_CHECKING:
-    from cachectl.tree.grant import Grant
-    from cachectl.tree.prefix_lookup import CachedPrefix
+from cachectl.tree.grant import Grant
+from cachectl.tree.prefix_lookup import CachedPrefix
 
 
 class Request(NamedTuple):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
+from cachectl.branches.kept_branches import KeptBranches
 from cachectl.scheduling.queue import Work
 from cachectl.scheduling.request import Request, RequestKind, ScheduledRequest
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.prefix_lookup import CachedPrefix
 from protocol.errors import InvalidRequest, UnknownPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from cachectl.branches.kept_branches import KeptBranches
-    from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.prefix_lookup import CachedPrefix
 
 
 class RequestBook:

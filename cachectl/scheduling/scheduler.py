@@ -9,28 +9,23 @@ controller and the simulator drive the same object.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
 from cachectl.branches.kept_branches import NO_BRANCHES, KeptBranches
+from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.dispatcher import Dispatcher
 from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
 from cachectl.scheduling.instances import Instances
 from cachectl.scheduling.queue import Work
-from cachectl.scheduling.request import RequestKind
+from cachectl.scheduling.request import Request, RequestKind, ScheduledRequest
 from cachectl.scheduling.request_book import RequestBook
 from cachectl.scheduling.speculative_slots import SpeculativeSlots
 from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tree.grant import Grant
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from cachectl.policies.lookahead import Lookahead
-    from cachectl.scheduling.request import Request, ScheduledRequest
-    from cachectl.tree.grant import Grant
-    from cachectl.tree.knowledge_tree import KnowledgeTree
-    from protocol.generation import StepBudget
-    from protocol.tiers import Tier
+from protocol.generation import StepBudget
+from protocol.tiers import Tier
 
 _HANDOVER_STEPS = 2
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from cachectl.scheduling.request import RequestKind
+from cachectl.scheduling.dispatcher import Dispatcher
+from cachectl.scheduling.instances import Instances
+from cachectl.scheduling.request import Request, RequestKind, ScheduledRequest
+from cachectl.scheduling.request_book import RequestBook
+from cachectl.tree.grant import Grant
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.prefix_lookup import CachedPrefix
 from protocol.errors import Overloaded, UnknownPlan
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from cachectl.scheduling.dispatcher import Dispatcher
-    from cachectl.scheduling.instances import Instances
-    from cachectl.scheduling.request import Request, ScheduledRequest
-    from cachectl.scheduling.request_book import RequestBook
-    from cachectl.tree.grant import Grant
-    from cachectl.tree.knowledge_tree import KnowledgeTree
-
 
 _SOONEST = 16
 """How many waiting requests of an instance are loaded for: what later turns need would only fill its GPU."""

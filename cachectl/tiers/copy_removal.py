@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container
 
-from cachectl.tiers.pending_moves import drop
+from cachectl.nodes.node import Copy, Node
+from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.pending_moves import PendingMoves, drop
 from cachectl.tiers.support_rule import unsupported_below
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
-    from cachectl.nodes.node import Copy, Node
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.pending_moves import PendingMoves
 
 
 class CopyRemoval:

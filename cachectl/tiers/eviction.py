@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from cachectl.nodes.node import Copy, Node
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.copy_removal import CopyRemoval
+from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.support_rule import is_supported, unsupported_below
+from cachectl.tiers.tier_cache import TierCache
 from protocol.kv import Move
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from cachectl.nodes.node import Copy, Node
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.copy_removal import CopyRemoval
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.moves_under_way import MovesUnderWay
-    from cachectl.tiers.tier_cache import TierCache
 
 
 class Eviction:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.page_allocator import PageAllocator
 
 
 class Location:

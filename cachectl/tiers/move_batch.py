@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy
-    from protocol.kv import Move
+from cachectl.nodes.node import Copy
+from protocol.kv import Move
 
 
 class MoveBatch:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from protocol.kv import Move
+from cachectl.nodes.node import Copy, NodeCache
+from cachectl.tiers.move_batch import MoveBatch
+from protocol.kv import Move, Pages
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from cachectl.nodes.node import Copy, NodeCache
-    from cachectl.tiers.move_batch import MoveBatch
-    from protocol.kv import Pages
 
 
 class PendingMoves:

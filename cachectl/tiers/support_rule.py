@@ -5,12 +5,9 @@ A prefix is useful only from its start, so KV whose parent is out of reach is of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cachectl.nodes.node import Copy, Node, NodeCache
+from cachectl.nodes.node import Copy, Node, NodeCache
 
 
 def supports(copy: Copy, cache: NodeCache) -> bool:

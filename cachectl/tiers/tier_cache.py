@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cachectl.nodes.node import Copy, Node, NodeCache
-
-if TYPE_CHECKING:
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.page_allocator import PageAllocator
-    from protocol.kv import Pages
-    from protocol.tiers import Tier
-
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.page_allocator import PageAllocator
+from protocol.kv import Pages
+from protocol.tiers import Tier
 
 PINNED_SHARE = 0.5
 """The share of a cache's capacity that pins may take."""

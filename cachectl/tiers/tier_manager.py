@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
+from cachectl.nodes.node import Copy, Node, NodeCache
+from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.copy_removal import CopyRemoval
 from cachectl.tiers.eviction import Eviction
 from cachectl.tiers.location import Location
+from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.moves_under_way import MovesUnderWay
+from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.pending_moves import PendingMoves, drop
 from cachectl.tiers.support_rule import is_supported
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
-from protocol.kv import NO_PEERS, Peers
+from protocol.kv import NO_PEERS, Pages, Peers
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from cachectl.nodes.node import Copy, Node, NodeCache
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.page_allocator import PageAllocator
-    from protocol.kv import Pages
-
 
 _SMALL_PART = 0.5
 """Of the seconds that computing a node takes. If another location serves it within them, it is not swapped out here."""

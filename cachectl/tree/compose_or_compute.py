@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from cachectl.nodes.node import Copy
+from cachectl.nodes.node import Copy, PathDocument
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tree.load_cost import LoadCost
+from cachectl.tree.load_or_recompute import Loading
 from protocol.generation import ASKED_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from cachectl.nodes.node import PathDocument
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.load_cost import LoadCost
-    from cachectl.tree.load_or_recompute import Loading
 
 
 class Composing(NamedTuple):

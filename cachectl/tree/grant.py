@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from cachectl.nodes.node import Copy, Node
 from cachectl.tiers.move_batch import MoveBatch
-from protocol.plans import PlannedNode
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy, Node
-    from protocol.plans import Fallback
+from protocol.plans import Fallback, PlannedNode
 
 
 class ComputedFirst(NamedTuple):

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
-from cachectl.nodes.node import Node
-from cachectl.policies.base import Arrival
+from cachectl.nodes.node import Copy, Node, PathDocument
+from cachectl.policies.base import Arrival, ReplacementPolicy
+from cachectl.tiers.replication import Replication
+from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.composed_path import Path, compose, peer_of, used_keys
 from cachectl.tree.grant import Grant
+from cachectl.tree.node_registry import NodeRegistry
+from cachectl.tree.pins import Pins
+from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
 from protocol.errors import InvalidRequest, UnknownPlan
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from cachectl.nodes.node import Copy, PathDocument
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.replication import Replication
-    from cachectl.tiers.tier_manager import TierManager
-    from cachectl.tree.node_registry import NodeRegistry
-    from cachectl.tree.pins import Pins
-    from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
 
 
 class GrantBook:

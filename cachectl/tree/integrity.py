@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from cachectl.nodes.keys import child_key
+from cachectl.nodes.node import Copy, Node
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import pages_spanned
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy, Node
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.knowledge_tree import KnowledgeTree
 
 
 def check_integrity(tree: KnowledgeTree) -> None:

@@ -10,12 +10,15 @@ The tree is bookkeeping: it decides, reserves and writes ``Move``s; engines move
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from cachectl.nodes.keys import child_key, path_keys
 from cachectl.nodes.node import Node
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.replication import Replication
+from cachectl.tiers.tier_cache import TierCache
 from cachectl.tiers.tier_manager import Capacities, TierManager
 from cachectl.tree.deletion_blocklist import DeletionBlocklist
 from cachectl.tree.grant_book import GrantBook
@@ -23,19 +26,10 @@ from cachectl.tree.load_cost import LoadCost
 from cachectl.tree.node_registry import NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
+from cachectl.tree.snapshot import NodeRecord
 from protocol.errors import ConfigError
-from protocol.kv import NO_PEERS, Peers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.page_allocator import PageAllocator
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.snapshot import NodeRecord
-    from protocol.kv import HeldNode
-    from protocol.tiers import Tier
-
+from protocol.kv import NO_PEERS, HeldNode, Peers
+from protocol.tiers import Tier
 
 FREQUENCY_WINDOW_S = 86_400.0
 """The seconds whose accesses a node's frequency counts in serving: a day."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from cachectl.nodes.node import Copy
+from cachectl.tiers.peer_links import PeerLinks
+from cachectl.tiers.tier_cache import TierCache
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cachectl.nodes.node import Copy
-    from cachectl.tiers.peer_links import PeerLinks
-    from cachectl.tiers.tier_cache import TierCache
 
 
 class LoadCost:

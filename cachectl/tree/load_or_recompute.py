@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from cachectl.nodes.node import Copy
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tree.load_cost import LoadCost
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from cachectl.nodes.node import Copy
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.load_cost import LoadCost
 
 
 class Loading(NamedTuple):

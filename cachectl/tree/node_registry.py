@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from cachectl.nodes.keys import root_key
 from cachectl.nodes.node import Node
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tree.deletion_blocklist import DeletionBlocklist
 from protocol.errors import UnknownNode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.deletion_blocklist import DeletionBlocklist
 
 
 class NodeRegistry:

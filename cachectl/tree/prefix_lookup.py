@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from cachectl.nodes.node import Copy
+from cachectl.nodes.node import Copy, Node, PathDocument
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.compose_or_compute import ComposeOrCompute, Composing
+from cachectl.tree.load_cost import LoadCost
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
+from cachectl.tree.node_registry import NodeRegistry
 from protocol.plans import Fallback
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from cachectl.nodes.node import Node, PathDocument
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tiers.tier_manager import TierManager
-    from cachectl.tree.load_cost import LoadCost
-    from cachectl.tree.node_registry import NodeRegistry
 
 _DONORS = 16
 """How many of a document's nodes are looked at for the best donor: a popular document has thousands."""

@@ -6,14 +6,12 @@ controller knows. It saves that outside of its process, in records of single nod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from cachectl.nodes.node import Node
 from protocol.retrieval import Revisions, StoreRevision
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Node
 
 
 class NodeRecord(msgspec.Struct, frozen=True):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from random import Random
 
 from cachectl.policies.reuse.history import History, Popularity
-
-if TYPE_CHECKING:
-    from random import Random
 
 _GHOSTS = 2
 _FEWEST = 500
