@@ -1,16 +1,18 @@
 """The profiles of engines, kept on disk from their first start on."""
 
+import asyncio
+import fcntl
+import os
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.costs.one_at_a_time import one_at_a_time
-from cachectl.costs.profiling import PrefillProbe, profile
-from cachectl.costs.profiling_axes import quick_axes
+from cachectl.costs.profiling import PrefillProbe, profile, quick_axes
 from protocol.errors import ConfigError
 from protocol.generation import EngineInfo
 from protocol.kv import KvMemory
@@ -105,3 +107,26 @@ def _store(device: DeviceProfile, path: Path) -> None:
         device.save(path)
     except OSError as error:
         _log.warning("the profile could not be saved; the next start measures it again", reason=str(error))
+
+
+@asynccontextmanager
+async def one_at_a_time(folder: Path) -> AsyncIterator[None]:
+    """Hold a lock on a folder that the processes share, which ends with the process. Without a folder, hold none."""
+    descriptor = _opened(folder)
+    if descriptor is None:
+        # Nothing can be kept there, so others have to measure in any case.
+        yield
+        return
+    try:
+        await asyncio.to_thread(fcntl.flock, descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(folder: Path) -> int | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None

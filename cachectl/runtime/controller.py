@@ -8,35 +8,29 @@ from contextlib import nullcontext
 
 import msgspec
 
-from cachectl.branches.kept_branches import KeptBranches
+from cachectl.branches import KeptBranches
 from cachectl.costs.device_profile import Costs
 from cachectl.pace import Pace
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.runtime.background_prefills import BackgroundPrefills
-from cachectl.runtime.composing.gate import Gate
-from cachectl.runtime.composing.reuse_rule import ReuseRule
-from cachectl.runtime.composing.tree_rule import TreeRule
+from cachectl.runtime.composing import Gate, ReuseRule, TreeRule
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
-from cachectl.runtime.instances.instance_registry import InstanceRegistry
-from cachectl.runtime.instances.peer_reads import PeerReads
+from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.namespaces import Namespaces
-from cachectl.runtime.plan_builder import PlanBuilder
-from cachectl.runtime.prefetch import Prefetcher
+from cachectl.runtime.messages import Messages, Namespaces, lost_at_peers, lost_copies
+from cachectl.runtime.peer_reads import PeerReads
+from cachectl.runtime.prefetch import BackgroundPrefills, Prefetcher
 from cachectl.runtime.recovery import Recovery
-from cachectl.runtime.request_reader import RequestReader
 from cachectl.runtime.statistics import Statistics
 from cachectl.runtime.tombstones import Tombstones
-from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
 from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.tiers.kv_storage import KvStorage
+from cachectl.tiers.location import KvStorage
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
@@ -153,22 +147,21 @@ class Controller:
             gate,
             possible=composing is not None and not composing.no_trees,
         )
-        self._requests = RequestReader(
+        self._messages = Messages(
             self._tree,
             self._namespaces,
             tombstones,
+            self.instances.boots,
             settings.document_score_gap,
             reuse,
             trees,
         )
-        self._plans = PlanBuilder(self._tree, self.instances, reuse, trees)
         self._prefills = BackgroundPrefills(self._leases, executor, self._peer_reads) if executor is not None else None
         self._prefetcher = Prefetcher(
             self._scheduler,
             self._leases,
             self._deliveries,
-            self._requests,
-            self._plans,
+            self._messages,
             self._prefills,
             settings.prepare_after_s,
         )
@@ -196,10 +189,10 @@ class Controller:
         """
         if not self._settings.speculation:
             return None
-        request = self._requests.ordered(request)
-        if self._requests.outdated(request):
+        request = self._messages.ordered(request)
+        if self._messages.outdated(request):
             return None
-        grant = self._leases.speculate(self._requests.request(request))
+        grant = self._leases.speculate(self._messages.request(request))
         if grant is None:
             return None
         self._speculations.started(query_id, request.query_id, documents)
@@ -213,13 +206,13 @@ class Controller:
         """
         self.expire_leases()
         self._speculations.end(request.query_id)
-        request = self._requests.ordered(request)
+        request = self._messages.ordered(request)
         arrived = self._clock()
-        unshared = self._requests.outdated(request)
+        unshared = self._messages.outdated(request)
         try:
             # Nothing of an unshared prompt may be kept, so there is nothing to prefetch.
             with nullcontext() if unshared else self._prefetcher.while_waiting(request):
-                grant = await self._leases.admit(self._requests.request(request, unshared))
+                grant = await self._leases.admit(self._messages.request(request, unshared))
         except Overloaded:
             self._statistics.rejected += 1
             raise
@@ -273,10 +266,10 @@ class Controller:
         Only an idle instance gets one, so that warming never delays a query.
         """
         self.expire_leases()
-        if self._requests.outdated(request):
+        if self._messages.outdated(request):
             return NotWarmed.OUTDATED
-        request = self._requests.ordered(request)
-        asked = self._requests.request(request)
+        request = self._messages.ordered(request)
+        asked = self._messages.request(request)
         if self._scheduler.is_cached(asked):
             return NotWarmed.CACHED
         idle = self._scheduler.instances.idle
@@ -384,4 +377,4 @@ class Controller:
         self._statistics.count_plan(grant)
         # The grant may have left moves pending for other instances.
         self._deliveries.start()
-        return self._plans.build(request, grant, queued_ms=queued_ms, speculative=speculative, unshared=unshared)
+        return self._messages.plan(request, grant, queued_ms=queued_ms, speculative=speculative, unshared=unshared)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.namespaces import Namespaces
+from cachectl.runtime.messages import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.cache import DocumentDeletion

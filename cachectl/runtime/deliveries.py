@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from cachectl.runtime.executor import Executor
-from cachectl.scheduling.plan_translation import lost_copies
+from cachectl.runtime.messages import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import EngineNotReady, RagtreeError

@@ -133,12 +133,12 @@ class Leases:
     def restart(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> tuple[int, list[Request]]:
         """End the leases of an instance that restarts. Returns their number, and the requests that still wait for it.
 
-        ``location`` and ``peers`` are those of ``InstanceLifecycle.add``. A KV generator stays one.
+        ``location`` and ``peers`` are those of ``Instances.add``. A KV generator stays one.
         Pass those requests to ``wait_again``. Raises UnknownInstance.
         """
         kv_generator = instance in self._scheduler.tree.tiers.kv_generators
-        requests = self._scheduler.lifecycle.remove(instance)
-        self._scheduler.lifecycle.add(instance, location, peers, kv_generator)
+        requests = self._scheduler.instances.remove(instance)
+        self._scheduler.instances.add(instance, location, peers, kv_generator)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:
@@ -149,12 +149,13 @@ class Leases:
 
     def reinstate(self, instance: str) -> None:
         """Let a retired instance take requests again, first those that wait for it. Raises UnknownInstance."""
-        for grant in self._scheduler.lifecycle.reinstate(instance, self._clock()):
+        self._scheduler.instances.reinstate(instance)
+        for grant in self._scheduler.start_next(instance, self._clock()):
             self._grant(grant)
 
     def move_on(self) -> None:
         """Move requests that wait for a retired instance to another one, if there is one."""
-        self.wait_again(self._scheduler.lifecycle.take_stranded())
+        self.wait_again(self._scheduler.instances.take_stranded())
 
     def wait_again(self, requests: Iterable[Request]) -> None:
         """Admit waiting requests again, in this order, after their instance was removed."""

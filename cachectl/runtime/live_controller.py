@@ -10,16 +10,13 @@ from msgspec.structs import replace
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.stored_profile import load_or_measure
 from cachectl.pace import Pace
-from cachectl.runtime.composing.gate import Gate, GateFolder
+from cachectl.runtime.composing import Gate, GateFolder
 from cachectl.runtime.controller import Controller
-from cachectl.runtime.executor import EngineExecutor
-from cachectl.runtime.instances.deletion_fence import DeletionFence, disk_of
-from cachectl.runtime.instances.kv_difference import kv_difference
-from cachectl.runtime.instances.live_instances import LiveEngine, LiveInstances
+from cachectl.runtime.executor import EngineExecutor, LiveEngine, LiveInstances
+from cachectl.runtime.joining import DeletionFence, disk_of, kv_difference
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import ComposingInfo, StepBudget

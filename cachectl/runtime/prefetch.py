@@ -7,25 +7,104 @@ RAG-DCache.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from cachectl.runtime.background_prefills import BackgroundPrefills, EndedPrefill
 from cachectl.runtime.deliveries import Deliveries
+from cachectl.runtime.executor import Executor
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.plan_builder import PlanBuilder
-from cachectl.runtime.request_reader import RequestReader
+from cachectl.runtime.messages import Messages, lost_at_peers, lost_copies
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.scheduling.scheduler import Scheduler
-from protocol.errors import RagtreeError
+from protocol.errors import RagtreeError, UnknownPlan
+from protocol.generation import PrefillResult
 from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
 from protocol.prompts import Prompt
+from protocol.tiers import Tier
 
 _log = structlog.get_logger(__name__)
+
+
+class EndedPrefill(NamedTuple):
+    """How a prefill ended: its result, if any of it is kept, and the copies that turned out to be missing.
+
+    These are ``lost`` at the instance's own location, and ``at_peers`` at others, by location.
+    """
+
+    prefill: PrefillResult | None
+    lost: list[tuple[bytes, Tier]]
+    at_peers: dict[str, list[tuple[bytes, Tier]]]
+    failed: bool = False
+
+    @property
+    def prepared_tokens(self) -> int:
+        """The tokens that were computed or loaded from slower tiers."""
+        if self.prefill is None:
+            return 0
+        loaded = sum(tokens for tier, tokens in self.prefill.loaded.items() if tier is not Tier.GPU)
+        return self.prefill.prompt_tokens - self.prefill.cached_tokens + loaded
+
+    def gave_way(self, plan: PrefillPlan) -> bool:
+        """Whether it ended early, because its part of the step was needed."""
+        return not self.failed and (self.prefill is None or self.prefill.prompt_tokens < plan.prompt.token_count)
+
+
+_FAILED = EndedPrefill(None, [], {}, failed=True)
+
+
+class BackgroundPrefills:
+    """Has the ``executor`` carry out leased plans, and completes their leases. Belongs to one event loop."""
+
+    def __init__(self, leases: Leases, executor: Executor, peer_reads: PeerReads) -> None:
+        self._leases = leases
+        self._executor = executor
+        self._peer_reads = peer_reads
+        self._running: set[asyncio.Task[EndedPrefill]] = set()
+
+    def start(self, plan: PrefillPlan, ended: Callable[[EndedPrefill], None]) -> asyncio.Task[EndedPrefill]:
+        """Start a plan; cancelling the task ends it. ``ended`` is called at the end, once its lease is completed."""
+        task = asyncio.get_running_loop().create_task(self._prefill(plan))
+        self._running.add(task)
+
+        # A callback, because a task that is cancelled before its first step runs none of its code.
+        def complete(task: asyncio.Task[EndedPrefill]) -> None:
+            outcome = _FAILED if task.cancelled() else task.result()
+            if outcome.prefill is not None:
+                # Before others are planned.
+                self._peer_reads.lose(outcome.at_peers)
+                self._peer_reads.record(plan.instance, outcome.prefill.peers)
+            try:
+                self._leases.complete(plan.query_id, outcome.prefill is not None, outcome.lost)
+            except UnknownPlan:
+                # Its lease has run out, or ended with its instance.
+                outcome = _FAILED
+            self._running.discard(task)
+            ended(outcome)
+
+        task.add_done_callback(complete)
+        return task
+
+    async def all_ended(self) -> None:
+        """Wait until none runs, including those that start as others end."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+
+    async def _prefill(self, plan: PrefillPlan) -> EndedPrefill:
+        try:
+            prefill = await self._executor.prefill(plan)
+            lost = prefill.lost if prefill is not None else ()
+            return EndedPrefill(prefill, lost_copies(lost), lost_at_peers(lost))
+        except RagtreeError as error:
+            _log.warning("a background prefill failed", plan_id=plan.query_id, error=str(error))
+        except Exception:
+            _log.exception("a background prefill failed", plan_id=plan.query_id)
+        return _FAILED
 
 
 class Prefetcher:
@@ -41,16 +120,14 @@ class Prefetcher:
         scheduler: Scheduler,
         leases: Leases,
         deliveries: Deliveries,
-        requests: RequestReader,
-        plans: PlanBuilder,
+        messages: Messages,
         prefills: BackgroundPrefills | None,
         after_s: float | None,
     ) -> None:
         self._scheduler = scheduler
         self._leases = leases
         self._deliveries = deliveries
-        self._requests = requests
-        self._plans = plans
+        self._messages = messages
         self._prefills = prefills
         self._after_s = after_s
         self._numbers = count(1)
@@ -131,18 +208,18 @@ class Prefetcher:
 
     def _prefetch(self, request: AdmissionRequest, own: bool) -> None:
         """Start a prefetch on the request's ``own`` instance, or on a KV generator."""
-        if self._requests.outdated(request):
+        if self._messages.outdated(request):
             return
         ahead = self._ahead(request)
         start = self._leases.prefetch if own else self._leases.generate
         try:
-            grant = start(request.query_id, self._requests.request(ahead))
+            grant = start(request.query_id, self._messages.request(ahead))
         except RagtreeError as error:
             # Logged, not raised: the caller is reporting on another query.
             _log.warning("a prefetch could not start", query_id=request.query_id, error=str(error))
             return
         if grant is not None:
-            plan = self._plans.build(ahead, grant, speculative=True)
+            plan = self._messages.plan(ahead, grant, speculative=True)
             self._deliveries.start()
             assert self._prefills is not None
             if not own:
@@ -158,17 +235,17 @@ class Prefetcher:
 
     def _load(self, request: AdmissionRequest, documents: int) -> bool:
         """Start to load a request's first documents. Whether to try another one: not if it started or had no room."""
-        if self._requests.outdated(request):
+        if self._messages.outdated(request):
             return True
         ahead = self._exactly(request, request.prompt.of_prefix(range(documents)))
         try:
-            grant = self._leases.load(request.query_id, self._requests.request(ahead))
+            grant = self._leases.load(request.query_id, self._messages.request(ahead))
         except RagtreeError as error:
             _log.warning("a load could not start", query_id=request.query_id, error=str(error))
             return True
         if grant is not None:
             self._loaded[request.query_id] = documents
-            plan = self._plans.build(ahead, grant, speculative=True)
+            plan = self._messages.plan(ahead, grant, speculative=True)
             self._deliveries.start()
             assert self._prefills is not None
             self._loading[request.query_id] = self._prefills.start(plan, partial(self._load_ended, request))

@@ -1,47 +1,54 @@
-"""The instances that requests run on, with the load of each."""
+"""The instances that requests run on, with the load of each: they are added, retired, reinstated and removed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.instance_state import InstanceState
-from cachectl.scheduling.queue import CacheAwareQueue, Work
-from cachectl.tiers.tier_manager import TierManager
+from cachectl.scheduling.queue import CacheAwareQueue
+from cachectl.scheduling.request import Request, RequestBook
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import ConfigError
 from protocol.generation import StepBudget
+from protocol.kv import NO_PEERS, Peers
 
 
 class Instances:
     """States by instance. On each, ``max_running`` requests run and ``max_queued`` wait.
 
-    ``window`` and ``slack`` bound the queues' reordering, and ``work(query_id)`` tells them about a waiting request.
-    ``rank`` orders instances that are equal otherwise. Raises ConfigError if nothing could ever run.
+    ``window`` and ``slack`` bound the queues' reordering. ``rank`` orders instances that are equal otherwise. A lost
+    instance leaves requests to its caller, who finds other instances for them. Raises ConfigError if nothing could
+    ever run.
     """
 
     def __init__(
         self,
-        tiers: TierManager,
+        tree: KnowledgeTree,
+        lookahead: Lookahead,
+        book: RequestBook,
         max_running: int,
         max_queued: int,
         window: int,
         slack: float,
         step: StepBudget | None,
-        work: Callable[[str], Work],
         rank: Callable[[str], int],
     ) -> None:
         if max_running < 1:
             raise ConfigError(f"an instance works on at least one request, not on {max_running}")
-        self._tiers = tiers
+        self._tree = tree
+        self._tiers = tree.tiers
+        self._lookahead = lookahead
+        self._book = book
         self._max_running = max_running
         self._max_queued = max_queued
         self._window = window
         self._slack = slack
         self._step = step
-        self._work = work
         self._rank = rank
         self.states: dict[str, InstanceState] = {}
-        for instance in tiers.gpus:
-            self.add(instance)
+        for instance in tree.tiers.gpus:
+            self._track(instance)
 
     @property
     def running(self) -> int:
@@ -101,10 +108,66 @@ class Instances:
         """Whether one more request may wait for an instance."""
         return len(self.states[instance].queue) < self._max_queued
 
-    def add(self, instance: str) -> None:
+    def add(self, instance: str, location: str = "", peers: Peers = NO_PEERS, kv_generator: bool = False) -> None:
+        """Add an instance at a known location, which takes requests. A known one is unchanged.
+
+        ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` takes no requests.
+        """
+        self._tree.add_instance(instance, location, peers, kv_generator)
+        self._track(instance)
+
+    def retire(self, instance: str) -> None:
+        """Give an instance no more requests. Its running requests continue. Raises UnknownInstance."""
+        self._tiers.gpu(instance)
+        self._tiers.retired.add(instance)
+
+    def reinstate(self, instance: str) -> None:
+        """Give requests again to a retired instance; ``start_next`` has its turn. Raises UnknownInstance."""
+        self._tiers.gpu(instance)
+        self._tiers.retired.discard(instance)
+
+    def take_stranded(self) -> list[Request]:
+        """Remove the requests that wait for retired instances while there is another, in order of arrival.
+
+        The caller admits them again.
+        """
+        retired = self._tiers.retired
+        if not retired or not self.open():
+            return []
+        waiting = [each for each in self._book.requests.values() if each.grant is None and each.instance in retired]
+        for scheduled in waiting:
+            query_id, state = scheduled.request.query_id, self.states[scheduled.instance]
+            state.queue.remove(query_id)
+            self._book.reconsider(self._lookahead.leave(query_id))
+            del self._book.requests[query_id]
+            state.release(scheduled)
+        return [scheduled.request for scheduled in waiting]
+
+    def ended(self) -> list[str]:
+        """Retired instances without any request; none while requests have no other instance to wait for."""
+        if not self.open():
+            return []
+        busy = {scheduled.instance for scheduled in self._book.requests.values()}
+        return sorted(self._tiers.retired - busy)
+
+    def remove(self, instance: str) -> list[Request]:
+        """Remove a lost instance; the requests that ran on it or waited for it. The caller admits them again.
+
+        Raises UnknownInstance.
+        """
+        self._tree.remove_instance(instance)
+        lost = [scheduled for scheduled in self._book.requests.values() if scheduled.instance == instance]
+        for scheduled in lost:
+            del self._book.requests[scheduled.request.query_id]
+            if scheduled.grant is None:
+                self._book.reconsider(self._lookahead.leave(scheduled.request.query_id))
+        del self.states[instance]
+        return [scheduled.request for scheduled in lost]
+
+    def _track(self, instance: str) -> None:
         """Track an instance. A known one keeps its state."""
         if instance not in self.states:
-            queue = CacheAwareQueue(self._max_queued, self._window, self._work, self._slack)
+            queue = CacheAwareQueue(self._max_queued, self._window, self._book.work, self._slack)
             self.states[instance] = InstanceState(queue, self._max_running, self._step, self._rank(instance))
 
     def _without(self, excluded: set[str]) -> dict[str, InstanceState]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cachectl.scheduling.dispatcher import Dispatcher
+from collections.abc import Callable
+
 from cachectl.scheduling.instances import Instances
-from cachectl.scheduling.request import Request, RequestKind, ScheduledRequest
-from cachectl.scheduling.request_book import RequestBook
+from cachectl.scheduling.request import Request, RequestBook, RequestKind, ScheduledRequest
+from cachectl.scheduling.routing import Router
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.prefix_lookup import CachedPrefix
@@ -17,13 +18,24 @@ _SOONEST = 16
 
 
 class SpeculativeSlots:
-    """Speculations on provisional documents, and prefetches for requests that wait."""
+    """Speculations on provisional documents, and prefetches for requests that wait.
 
-    def __init__(self, tree: KnowledgeTree, book: RequestBook, instances: Instances, dispatcher: Dispatcher) -> None:
+    ``start(request, now)`` admits a routed request to the tree.
+    """
+
+    def __init__(
+        self,
+        tree: KnowledgeTree,
+        book: RequestBook,
+        instances: Instances,
+        router: Router,
+        start: Callable[[ScheduledRequest, float], Grant],
+    ) -> None:
         self._tree = tree
         self._book = book
         self._instances = instances
-        self._dispatcher = dispatcher
+        self._router = router
+        self._start = start
 
     def has_room(self, besides: str | None = None) -> bool:
         """Whether a speculation could start somewhere if the speculation ``besides`` ended.
@@ -40,7 +52,7 @@ class SpeculativeSlots:
             return None
         guess = self._book.new(request, RequestKind.SPECULATION)
         try:
-            prefix = self._dispatcher.route(guess, among)
+            prefix = self._router.route(guess, among)
         except Overloaded:
             return None
         state = self._instances.states[guess.instance]
@@ -48,7 +60,7 @@ class SpeculativeSlots:
             return None
         guess.prefix = prefix
         self._book.requests[request.query_id] = state.speculations[request.query_id] = guess
-        return self._dispatcher.start(guess, now)
+        return self._start(guess, now)
 
     def runs(self, query_id: str) -> bool:
         """Whether a speculation still runs: it is not confirmed, withdrawn, complete, or ended by a request."""
@@ -93,7 +105,7 @@ class SpeculativeSlots:
         prefix = self._book.cached_prefix(guess, guess.instance)
         if len(prefix.copies) == len(guess.keys) and all(copy.cache.tier is Tier.GPU for copy in prefix.copies):
             return None
-        guess.step_share = self._dispatcher.step_share(prefix)
+        guess.step_share = self._router.step_share(prefix)
         guess.prefix = prefix
         grant = self._start_prefetch(guess, now)
         if grant is not None:
@@ -171,14 +183,14 @@ class SpeculativeSlots:
         prefixes = {name: self._book.cached_prefix(guess, name) for name in idle}
         guess.instance = min(prefixes, key=lambda name: prefixes[name].seconds)
         guess.prefix = prefixes[guess.instance]
-        guess.step_share = self._dispatcher.step_share(guess.prefix)
+        guess.step_share = self._router.step_share(guess.prefix)
         return self._start_prefetch(guess, now)
 
     def _start_prefetch(self, guess: ScheduledRequest, now: float) -> Grant | None:
         """Start a prefetch; None if nothing of it could be kept."""
         query_id, state = guess.request.query_id, self._instances.states[guess.instance]
         self._book.requests[query_id] = state.speculations[query_id] = guess
-        grant = self._dispatcher.start(guess, now)
+        grant = self._start(guess, now)
         if not any(document.kept is not None and document.kept is not document.source for document in grant.documents):
             self._tree.grants.complete(grant, kept=False)
             del self._book.requests[query_id], state.speculations[query_id]

@@ -7,9 +7,8 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from cachectl.sharding.controller_shard import ControllerShard
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from cachectl.sharding.merged_stats import merged_stats, merged_tree
-from cachectl.sharding.shard_choice import shard_of
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import Unavailable, UnknownNode, UnknownPlan
 from protocol.kv import LostCopy, PeerRead

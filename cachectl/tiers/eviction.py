@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from cachectl.nodes.node import Copy, Node
 from cachectl.policies.base import ReplacementPolicy
-from cachectl.tiers.copy_removal import CopyRemoval
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.copy_removal import CopyRemoval, is_supported, unsupported_below
 from cachectl.tiers.moves_under_way import MovesUnderWay
-from cachectl.tiers.support_rule import is_supported, unsupported_below
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from protocol.kv import Move
 from protocol.tiers import Tier

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 
 from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.tiers.copy_removal import CopyRemoval
-from cachectl.tiers.move_batch import MoveBatch
-from cachectl.tiers.pending_moves import PendingMoves, check, drop
+from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, check, drop
 from protocol.kv import Move
 from protocol.repeating import Attempts
 from protocol.tiers import Tier

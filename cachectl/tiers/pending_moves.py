@@ -1,4 +1,4 @@
-"""Pending moves: moves that wait for an instance's next plan, or for a delivery outside of plans."""
+"""A move batch: the moves that one plan or one delivery takes to an instance."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from math import inf
 from msgspec.structs import replace
 
 from cachectl.nodes.node import Copy, NodeCache
-from cachectl.tiers.move_batch import MoveBatch
 from protocol.kv import Move, Pages
 from protocol.tiers import Tier
+
+
+class MoveBatch:
+    """Moves that an ``instance`` carries out in this order; any instance at their location if it is empty.
+
+    ``writes`` are the copies in shared tiers that come into being with them. Moves ``ahead`` of a request's turn evict
+    nothing that any waiting request needs.
+    """
+
+    __slots__ = ("ahead", "instance", "moves", "writes")
+
+    def __init__(self, instance: str, ahead: bool = False) -> None:
+        self.instance = instance
+        self.ahead = ahead
+        self.moves: list[Move] = []
+        self.writes: list[Copy] = []
 
 
 class PendingMoves:

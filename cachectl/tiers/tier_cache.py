@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import ReplacementPolicy
-from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.pending_moves import MoveBatch
 from protocol.kv import Pages
 from protocol.tiers import Tier
 

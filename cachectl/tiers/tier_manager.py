@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
 
 from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import ReplacementPolicy
-from cachectl.tiers.copy_removal import CopyRemoval
+from cachectl.tiers.copy_removal import CopyRemoval, is_supported
 from cachectl.tiers.eviction import Eviction
-from cachectl.tiers.location import Location
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.location import Capacities, Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
-from cachectl.tiers.pending_moves import PendingMoves, drop
-from cachectl.tiers.support_rule import is_supported
+from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, drop
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
 from protocol.kv import NO_PEERS, Pages, Peers
@@ -23,17 +20,6 @@ from protocol.tiers import Tier
 
 _SMALL_PART = 0.5
 """Of the seconds that computing a node takes. If another location serves it within them, it is not swapped out here."""
-
-
-class Capacities(NamedTuple):
-    """Budgets of the tiers in tokens; 0: there is no such tier.
-
-    ``gpu`` is each instance's, ``host`` a location's, and ``disk`` that of a location's disk.
-    """
-
-    gpu: int
-    host: int = 0
-    disk: int = 0
 
 
 class TierManager:

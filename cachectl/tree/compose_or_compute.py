@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from cachectl.nodes.node import Copy, PathDocument
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tree.load_cost import LoadCost
-from cachectl.tree.load_or_recompute import Loading
+from cachectl.tree.load_or_recompute import LoadCost, Loading
 from protocol.generation import ASKED_TOKENS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cachectl.nodes.node import Copy, Node
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.pending_moves import MoveBatch
 from protocol.plans import Fallback, PlannedNode
 
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from cachectl.nodes.keys import child_key, path_keys
 from cachectl.nodes.node import Node
 from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.location import Capacities
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.replication import Replication
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tiers.tier_manager import Capacities, TierManager
-from cachectl.tree.deletion_blocklist import DeletionBlocklist
+from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.grant_book import GrantBook
-from cachectl.tree.load_cost import LoadCost
-from cachectl.tree.node_registry import NodeRegistry
+from cachectl.tree.load_or_recompute import LoadCost
+from cachectl.tree.node_registry import DeletionBlocklist, NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
 from cachectl.tree.snapshot import NodeRecord

@@ -10,8 +10,7 @@ from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.compose_or_compute import ComposeOrCompute, Composing
-from cachectl.tree.load_cost import LoadCost
-from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
+from cachectl.tree.load_or_recompute import LoadCost, Loading, LoadOrRecompute
 from cachectl.tree.node_registry import NodeRegistry
 from protocol.plans import Fallback
 from protocol.tiers import Tier

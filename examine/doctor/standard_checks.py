@@ -1,6 +1,6 @@
 """The checks of `ragtree doctor`, in their order."""
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from examine.doctor.checks.bandwidths import Bandwidths
 from examine.doctor.checks.caching_engine import CachingEngine
 from examine.doctor.checks.composed_reuse import ComposedReuse

@@ -25,7 +25,7 @@ from cachectl.scheduling import speculation
 from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from cachectl.tree import knowledge_tree as tree
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from examine.measuring.progress import Progress

@@ -35,7 +35,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from examine.doctor.context import Context
     from examine.doctor.examination import Examination
     from examine.doctor.standard_checks import standard_checks

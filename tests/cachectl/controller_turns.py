@@ -6,8 +6,7 @@ import pytest
 from controller_under_test import Clock, Costs, ask, paced, report, waiting
 
 from cachectl.runtime.controller import Controller
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.generation import StepBudget
 from protocol.plans import PrefillPlan
 

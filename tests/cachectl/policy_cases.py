@@ -12,7 +12,7 @@ from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import Move

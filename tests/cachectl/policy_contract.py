@@ -12,8 +12,8 @@ from cachectl.nodes.node import Copy, PathDocument
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.location import Capacities
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree

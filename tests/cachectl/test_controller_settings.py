@@ -6,8 +6,7 @@ from pydantic import ValidationError
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
 

@@ -25,8 +25,7 @@ from varied import varied
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.errors import EngineNotReady

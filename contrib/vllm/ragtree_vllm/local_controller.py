@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.plan_translation import lost_copies, request_of, spare_keys
+from cachectl.runtime.messages import lost_copies, request_of, spare_keys
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.tiers.location import Capacities
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from cachectl.tree.restore import restore
 from protocol.kv import KvMemory, LostCopy, ResidencyReport

@@ -1,6 +1,6 @@
 """Whether a document's KV can serve at other positions, and what the gate has found out about the answers."""
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from examine.doctor.checks.caching_engine import CachingEngine
 from examine.doctor.context import Context
 from examine.doctor.outcome import Outcome

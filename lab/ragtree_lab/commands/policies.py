@@ -15,7 +15,7 @@ from rich.table import Table
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.scheduling.queue import WINDOW
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from protocol.plans import DocumentOrder
 from ragtree_lab.commands.common.options import (
     DEFAULT_DATA,

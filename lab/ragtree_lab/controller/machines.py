@@ -9,8 +9,8 @@ from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
+from cachectl.tiers.location import Capacities
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from generator.settings import PeerSettings
 from protocol.kv import NO_PEERS, Peers
@@ -71,7 +71,7 @@ class Machines(msgspec.Struct, frozen=True):
             # A known location keeps its tiers.
             tree.tiers.add_location(location, capacities.host, capacities.disk, _arena(capacities))
             peers = Peers((f"{location}:1",), TIMEOUT_S) if self.link_bytes_per_s else NO_PEERS
-            scheduler.lifecycle.add(f"instance-{number}", location, peers)
+            scheduler.instances.add(f"instance-{number}", location, peers)
         return scheduler
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from cachectl.costs.device_profile import DeviceProfile
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.tier_manager import Capacities
+    from cachectl.tiers.location import Capacities
     from ragtree_lab.workloads.workload import Workload
 
 

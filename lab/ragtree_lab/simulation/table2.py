@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from examine.measuring.progress import Progress
 from ragtree_lab.simulation.comparison import PolicyBenchmark
 from ragtree_lab.workloads.synthetic import SyntheticSettings, SyntheticWorkload

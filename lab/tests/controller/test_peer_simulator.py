@@ -5,8 +5,7 @@ import pytest
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings, Swap
-from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from cachectl.tree.integrity import check_integrity
 from protocol.tiers import Tier
 from ragtree_lab.controller.machines import TIMEOUT_S, Machines

@@ -5,8 +5,7 @@ import pytest
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings
-from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from cachectl.tree.integrity import check_integrity
 from ragtree_lab.controller.decisions import DecisionBenchmark, DecisionRow, speedups
 from ragtree_lab.controller.machines import PAGE_TOKENS, Machines

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from facts_by_hand import facts, forest, one_second_a_token, words
 
-from cachectl.branches.branch_tree import BranchTree
+from cachectl.branches import BranchTree
 from cachectl.policies.lookahead import Lookahead
 from protocol.errors import ConfigError, UnknownPolicy
 from ragtree_lab.graph.policies.benchmark import POLICIES, Compared, GraphPolicyBenchmark

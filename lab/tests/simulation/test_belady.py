@@ -12,7 +12,7 @@ from cachectl.nodes.node import PathDocument
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.plans import DocumentOrder

@@ -11,7 +11,7 @@ from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import ConfigError, UnknownPolicy

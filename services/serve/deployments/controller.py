@@ -8,10 +8,10 @@ import structlog
 from ray import serve
 
 from cachectl.pace import Pace
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
 from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.snapshot_saver import SnapshotSaver
+from cachectl.runtime.recovery import SnapshotSaver
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import Snapshot
 from protocol.cache import CachePath

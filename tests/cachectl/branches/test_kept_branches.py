@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_cases import TENANT, ask, build_scheduler, run
 
-from cachectl.branches.kept_branches import NO_BRANCHES, KeptBranches
-from cachectl.branches.keyed_branch import KeyedBranch, keyed
+from cachectl.branches import NO_BRANCHES, KeptBranches, KeyedBranch, keyed
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from protocol.dependency import Branch, DependencyTrees, branch_keys

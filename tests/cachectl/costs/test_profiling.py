@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.costs.profiling import profile
-from cachectl.costs.profiling_axes import default_axes, quick_axes
+from cachectl.costs.profiling import default_axes, profile, quick_axes
 from cachectl.costs.stored_profile import load_or_measure
 from protocol.errors import ConfigError, EngineDied, InvalidRequest
 from protocol.generation import EngineInfo, PrefillCost, StepBudget

@@ -13,7 +13,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import HeldNode

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cachectl.policies.reuse import histories as histories_module
-from cachectl.policies.reuse.histories import Histories
-from cachectl.policies.reuse.history import HALF_LIVES, Example, History, Popularity, counted
+from cachectl.policies.reuse.history import HALF_LIVES, Example, Histories, History, Popularity, counted
 from cachectl.policies.reuse.model import ReuseModel
 
 gaps = st.lists(st.integers(1, 3000), max_size=30)

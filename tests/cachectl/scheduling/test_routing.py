@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from scheduler_cases import ask, build_scheduler, fill
 
 from cachectl.scheduling.request import RequestKind
-from cachectl.scheduling.routing import Candidate, route
+from cachectl.scheduling.routing import Candidate, best
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from protocol.errors import Overloaded, Unavailable
 
@@ -47,18 +47,18 @@ def instance_of(grant: Grant | None) -> str:
     ids=["shortest prefill", "with backlog", "backlog outweighs", "first among equals", "no choice"],
 )
 def test_a_request_goes_to_the_instance_with_the_earliest_first_token(candidates, chosen):
-    assert route(Candidate(*candidate) for candidate in candidates).instance == chosen
+    assert best(Candidate(*candidate) for candidate in candidates).instance == chosen
 
 
 def test_routing_without_instances_is_refused():
     with pytest.raises(Unavailable, match="no instance"):
-        route([])
+        best([])
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1))
 def test_routing_chooses_the_first_of_the_earliest_candidates(loads):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
-    chosen = candidates.index(route(candidates))
+    chosen = candidates.index(best(candidates))
     sums = [sum(load) for load in loads]
     assert sums[chosen] == min(sums)
     assert min(sums) not in sums[:chosen]
@@ -67,11 +67,11 @@ def test_routing_chooses_the_first_of_the_earliest_candidates(loads):
 @given(st.lists(st.tuples(seconds, seconds), min_size=1), st.data())
 def test_more_backlog_elsewhere_does_not_change_the_route(loads, data):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
-    chosen = route(candidates)
+    chosen = best(candidates)
     index = data.draw(st.integers(0, len(candidates) - 1))
     if candidates[index] != chosen:
         candidates[index] = candidates[index]._replace(backlog_s=candidates[index].backlog_s + 1)
-        assert route(candidates) == chosen
+        assert best(candidates) == chosen
 
 
 def test_idle_instances_with_nothing_cached_are_taken_in_order():

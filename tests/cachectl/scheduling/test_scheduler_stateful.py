@@ -13,8 +13,8 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.move_batch import MoveBatch
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
@@ -139,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from(["one", "two", "three"]))
     def gain_instance(self, instance):
-        self.scheduler.lifecycle.add(instance)
+        self.scheduler.instances.add(instance)
 
     @precondition(lambda self: len(self.waiting) > 3 or not self.running)
     @precondition(lambda self: self.tree.tiers.gpus)
@@ -147,7 +147,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_instance(self, which):
         instance = pick(sorted(self.tree.tiers.gpus), which)
         ran = [query_id for query_id, grant in self.running.items() if grant.instance == instance]
-        lost = self.scheduler.lifecycle.remove(instance)
+        lost = self.scheduler.instances.remove(instance)
         assert {request.query_id for request in lost} >= set(ran)
         for request in lost:
             assert request == self.requests[request.query_id]

@@ -109,7 +109,7 @@ def test_a_speculation_starts_on_an_instance_with_room(build):
 
 
 def test_without_an_instance_there_is_no_room(scheduler):
-    scheduler.lifecycle.remove("one")
+    scheduler.instances.remove("one")
     assert not scheduler.speculative.has_room()
     assert scheduler.speculative.admit(ask_without_question("guess"), 0.0) is None
 
@@ -388,11 +388,11 @@ def test_a_removed_instance_takes_its_speculations_along(build):
     scheduler.speculative.confirm("confirmed")
     speculate(scheduler, requests[2])
     assert scheduler.tree.grants.open["on two"].instance == "two"
-    assert scheduler.lifecycle.remove("one") == requests[:2]
+    assert scheduler.instances.remove("one") == requests[:2]
     assert scheduler.instances.running == 0
     assert speculations(scheduler) == ["on two"]
     for query_id in ("confirmed", "guess"):
         with pytest.raises(UnknownPlan):
             scheduler.complete(query_id, 0.0, kept=True)
-    scheduler.lifecycle.add("one")
+    scheduler.instances.add("one")
     assert scheduler.instances.idle == ["one"]

@@ -8,11 +8,9 @@ from controller_under_test import TOKENS, Clock, Costs, ask, path, report, sourc
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from cachectl.sharding.sharded_controller import ShardedController
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion
 from protocol.errors import Overloaded, Unavailable, UnknownNode, UnknownPlan
 from protocol.kv import HeldNode, LostCopy, Orders, Pages, ResidencyReport

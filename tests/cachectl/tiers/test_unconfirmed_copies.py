@@ -18,7 +18,7 @@ from tree_cases import (
 )
 
 from cachectl.nodes.node import Copy
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree

@@ -7,7 +7,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import ConfigError, UnknownInstance, UnknownPlan

@@ -18,9 +18,9 @@ from tree_cases import (
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.location import Capacities
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.restore import restore

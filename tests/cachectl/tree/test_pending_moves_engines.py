@@ -10,8 +10,8 @@ from tree_cases import TENANT, begin, key, paged_tree_of, tokens_of
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import Copy
 from cachectl.policies import policy_names
-from cachectl.scheduling.plan_translation import lost_copies
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.runtime.messages import lost_copies
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity

@@ -11,8 +11,8 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from protocol.errors import PinRefused, UnknownNode

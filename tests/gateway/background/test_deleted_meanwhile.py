@@ -17,8 +17,7 @@ from retriever_cases import running, upload
 
 from cachectl.runtime.controller import Controller
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion, TreeNode
 from protocol.errors import EngineDied, UnknownDocument
 from protocol.kv import LostCopy, Orders

@@ -7,7 +7,7 @@ to. The line is filled up before each turn, and runs empty at the end.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cachectl.branches.branch_tree import BranchTree
+from cachectl.branches import BranchTree
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.lookahead import Lookahead
 from protocol.errors import ConfigError

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence, Set
 
 from cachectl.runtime.deliveries import Deliveries
-from cachectl.runtime.instances.peer_reads import PeerReads
 from cachectl.runtime.leases import Leases
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.recovery import Recovery
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.page_allocator import PageAllocator
@@ -97,7 +97,7 @@ class InstanceRegistry:
         location's KV, if it does. Raises what ``Recovery.restore`` raises; the instance is then added with empty tiers.
         """
         self.boots[instance] = boot
-        self._scheduler.lifecycle.add(instance, location, peers, kv_generator)
+        self._scheduler.instances.add(instance, location, peers, kv_generator)
         try:
             return self._recovery.restore(reports, location)
         finally:
@@ -137,7 +137,7 @@ class InstanceRegistry:
 
         Requests that wait for it move to another instance, as soon as there is one. Raises UnknownInstance.
         """
-        self._scheduler.lifecycle.retire(instance)
+        self._scheduler.instances.retire(instance)
         self._leases.move_on()
         self.forget_ended()
 
@@ -149,8 +149,8 @@ class InstanceRegistry:
 
     def forget_ended(self) -> None:
         """Remove retired instances whose requests have all ended."""
-        for instance in self._scheduler.lifecycle.ended():
-            self._scheduler.lifecycle.remove(instance)
+        for instance in self._scheduler.instances.ended():
+            self._scheduler.instances.remove(instance)
             self._peer_reads.forget(instance)
             self._scheduler.branches.forget(instance)
             self._deliveries.discard_missed(instance)
