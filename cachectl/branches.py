@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from cachectl.nodes.node import Node, PathDocument
 from cachectl.policies.base import Arrival, ReplacementPolicy
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.dependency import DependencyTrees, branch_keys
 
 
@@ -50,7 +51,7 @@ class BranchTree:
     """
 
     def __init__(self, policy: ReplacementPolicy, room: int, cost: Callable[[int, int], float]) -> None:
-        self._tree = KnowledgeTree(policy, Capacities(room), [_INSTANCE], cost)
+        self._tree = KnowledgeTree(policy, KvStorage(Capacities(room)), [_INSTANCE], TreeCosts(cost))
         self._cost = cost
         self._tick = 0
         self._stated_by: dict[bytes, frozenset[str]] = {}

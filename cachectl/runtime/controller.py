@@ -5,12 +5,12 @@ on_candidates ─► Speculations ─► speculate        admit ─► Scheduler
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import msgspec
 
 from cachectl.branches import KeptBranches
 from cachectl.costs.device_profile import Costs
-from cachectl.pace import Pace
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.composing import Gate, ReuseRule, TreeRule
@@ -34,6 +34,7 @@ from cachectl.tiers.location import KvStorage
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
@@ -50,18 +51,35 @@ from protocol.plans import (
 )
 from protocol.tiers import Tier
 
+LEASE_IN_QUERIES = 3
+"""How long a plan's lease is, in the times that a query may take. Leases outlive queries.
+
+The controller remembers a deletion for one lease. A query that found the document before the deletion may ask for a
+plan as late as its own timeout.
+"""
+
+
+class Engines(NamedTuple):
+    """What is known about each engine: what prefills and loads cost, what one step computes, and how it composes KV.
+
+    ``step`` is None if steps are unbounded, ``composing`` if engines cannot compose.
+    """
+
+    costs: Costs
+    step: StepBudget | None = None
+    composing: ComposingInfo | None = None
+
 
 class Controller:
     """Leases plans over one knowledge tree. Implements ``protocol.parts.Controller``.
 
     Arguments:
     - ``clock``: seconds on any monotonic scale.
-    - ``costs``: what prefills and loads cost on an instance. ``step``: what one step of an engine computes.
     - ``storage``: what these instances keep KV in.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
     - ``shard``: which of several controllers this is.
-    - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
-    - ``pace``: when plans count as lost or late.
+    - ``gate``: what is known about the quality of composing.
+    - ``query_timeout_s``: how long a query may take.
 
     ``instances`` adds and retires instances. ``recovery`` takes snapshots and restores the tree. Belongs to one event
     loop.
@@ -73,33 +91,31 @@ class Controller:
         settings: ControllerSettings,
         instances: Sequence[str],
         clock: Callable[[], float],
-        costs: Costs,
+        engines: Engines,
         storage: KvStorage,
         *,
         executor: Executor | None = None,
-        step: StepBudget | None = None,
         shard: ControllerShard = WHOLE,
-        composing: ComposingInfo | None = None,
         gate: Gate = Gate(),  # noqa: B008  # immutable
-        pace: Pace = Pace(),  # noqa: B008  # immutable
+        query_timeout_s: float = 300.0,
     ) -> None:
+        costs, step, composing = engines
         self._settings = settings
         self._clock = clock
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            storage.capacities,
+            storage,
             instances,
-            costs.prefill_seconds,
+            TreeCosts(
+                costs.prefill_seconds,
+                costs.load_seconds,
+                costs.peer_seconds(1),
+                composing.move_s if composing is not None else 0.0,
+            ),
             FREQUENCY_WINDOW_S,
-            load_seconds=costs.load_seconds,
-            peer_token_s=costs.peer_seconds(1),
-            move_s=composing.move_s if composing is not None else 0.0,
-            composes=composing is not None and settings.reuse is not Reuse.EXACT,
-            page_tokens=storage.page_tokens,
             arena=storage.arena(),
-            location=storage.location,
-            disk=storage.disk,
+            composes=composing is not None and settings.reuse is not Reuse.EXACT,
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         branch_tokens = composing.branch_tokens if composing is not None else 0
@@ -118,7 +134,7 @@ class Controller:
             branches,
         )
         self._speculations = Speculations(self._scheduler.speculative)
-        self._leases = Leases(self._scheduler, clock, pace.lease_s, pace.first_token_s)
+        self._leases = Leases(self._scheduler, clock, LEASE_IN_QUERIES * query_timeout_s, settings.pace.first_token_s)
         self._deliveries = Deliveries(self._scheduler, executor)
         tombstones = Tombstones()
         self._namespaces = Namespaces(storage.fingerprint)
@@ -128,7 +144,7 @@ class Controller:
             self._deliveries,
             tombstones,
             self._namespaces,
-            pace.delete_timeout_s,
+            settings.pace.delete_timeout_s,
         )
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shard)
         self._peer_reads = PeerReads(self._tree, clock)

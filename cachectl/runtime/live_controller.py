@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.stored_profile import load_or_measure
-from cachectl.pace import Pace
 from cachectl.runtime.composing import Gate, GateFolder
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.runtime.executor import EngineExecutor, LiveEngine, LiveInstances
 from cachectl.runtime.joining import DeletionFence, disk_of, kv_difference
 from cachectl.settings import ControllerSettings
@@ -42,7 +41,7 @@ class LiveController:
     are taken for all. Instances with the same ``KvMemory.shared`` are at one location, and share its host memory and
     disk; those with the same ``KvMemory.disk`` share a disk. An engine is profiled at its first start; profiles are
     kept in the folder ``profiles``. Without ``gates``, composing passes no gate. A ``shard`` of several controllers has
-    its part of all budgets. ``pace`` is the controller's.
+    its part of all budgets. A query takes at most ``query_timeout_s``.
 
     ``clock`` gives seconds on any monotonic scale, ``wall_clock`` seconds since the epoch. Stamps of host memory begin
     at the wall clock's microseconds, and above every stamp that the instances report: the clock may have been set back
@@ -58,11 +57,11 @@ class LiveController:
         wall_clock: Callable[[], float],
         gates: GateFolder | None = None,
         shard: ControllerShard = WHOLE,
-        pace: Pace = Pace(),  # noqa: B008  # immutable
+        query_timeout_s: float = 300.0,
     ) -> None:
         self._settings = shard.settings(settings)
         self._shard = shard
-        self._pace = pace
+        self._query_timeout_s = query_timeout_s
         self._gates = gates
         self._instances = instances
         self._profiles = profiles
@@ -254,14 +253,12 @@ class LiveController:
             self._settings,
             [instance],
             self._clock,
-            profile,
+            Engines(profile, self._shard.step(step), composing),
             self._storage(memory) if memory is not None else KvStorage(Capacities(0)),
             executor=EngineExecutor(self._instances),
-            step=self._shard.step(step),
             shard=self._shard,
-            composing=composing,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
-            pace=self._pace,
+            query_timeout_s=self._query_timeout_s,
         )
 
     def _storage(self, memory: KvMemory) -> KvStorage:

@@ -37,10 +37,9 @@ class Scheduler:
 
     Waiting requests go by OrderPriority (RAGCache, section 5.2), within the queue's bounds ``window`` and ``slack``.
     If the engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the
-    engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. ``instances`` are added and
-    removed on their own. Schedulers that share instances and know nothing of each other's load need another ``rank``
-    of them each. ``branches`` are what the instances keep of dependency trees. Raises ConfigError if nothing could
-    ever run.
+    engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. Schedulers that share
+    instances and know nothing of each other's load need another ``rank`` of them each. ``branches`` are what the
+    instances keep of dependency trees. Raises ConfigError if nothing could ever run.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.copy_removal import CopyRemoval, is_supported
 from cachectl.tiers.eviction import Eviction
-from cachectl.tiers.location import Capacities, Location
+from cachectl.tiers.location import KvStorage, Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
@@ -31,33 +31,31 @@ class TierManager:
     none either: they only prefill documents of requests that wait for others.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
-    called ``location``, and its disk ``disk``. ``arena`` hands out the pages of its host memory. ``links`` lead to
-    other locations. ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity``
-    tokens.
+    that of the ``storage``, where ``arena`` hands out the pages of host memory. ``links`` lead to other locations.
+    ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity`` tokens.
     """
 
     def __init__(
         self,
         policy: ReplacementPolicy,
-        capacities: Capacities,
+        storage: KvStorage,
         forget: Callable[[Node], None],
         find: Callable[[bytes], Node | None],
-        arena: PageAllocator | None = None,
-        location: str = "",
-        disk: str = "",
-        links: PeerLinks | None = None,
+        arena: PageAllocator | None,
+        links: PeerLinks,
     ) -> None:
+        capacities = storage.capacities
         if capacities.gpu < 0:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
         self._policy = policy
         self._find = find
-        self.links = links or PeerLinks()
+        self.links = links
         self._gpu_capacity = capacities.gpu if policy.keeps else 0
         # Each request asks for it, and there may be thousands of caches.
         self.capacity = 0
         self.locations: dict[str, Location] = {}
         self.disks: dict[str, TierCache] = {}
-        self.add_location(location, capacities.host, capacities.disk, arena, disk)
+        self.add_location(storage.location, capacities.host, capacities.disk, arena, storage.disk)
         self.gpus: dict[str, TierCache] = {}
         self.retired: set[str] = set()
         self.kv_generators: set[str] = set()

@@ -11,12 +11,22 @@ from cachectl.tiers.tier_cache import TierCache
 from protocol.tiers import Tier
 
 
-class LoadCost:
-    """Seconds to load copies.
+class TreeCosts(NamedTuple):
+    """What an instance takes, in seconds.
 
-    ``load_seconds(tokens, tier)`` are those from a tier of the instance's own location; None if loading is free.
-    ``links`` has those of reads from other locations.
+    ``prefill(cached, new)`` are those of a prefill, and ``load(tokens, tier)`` those of a load from a tier of its own
+    location; None: loads are free. Until it is measured, reading a token's KV at another location takes
+    ``peer_token_s``. Moving it to another position takes ``move_s``.
     """
+
+    prefill: Callable[[int, int], float]
+    load: Callable[[int, Tier], float] | None = None
+    peer_token_s: float = 0.0
+    move_s: float = 0.0
+
+
+class LoadCost:
+    """Seconds to load copies: ``load_seconds`` from an instance's own location, ``links`` has those from others."""
 
     def __init__(self, load_seconds: Callable[[int, Tier], float] | None, links: PeerLinks) -> None:
         self._load_seconds = load_seconds

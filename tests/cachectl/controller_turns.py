@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
-from controller_under_test import Clock, Costs, ask, paced, report, waiting
+from controller_under_test import LEASE_S, Clock, Costs, ask, report, waiting
+from varied import varied
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import LEASE_IN_QUERIES, Controller, Engines
+from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
 from protocol.generation import StepBudget
 from protocol.plans import PrefillPlan
@@ -25,16 +27,14 @@ class Turns:
         **bounds: int | str,
     ) -> None:
         self.clock = Clock()
-        settings, pace = paced({"policy": "LRU", "max_running": 1, "max_queued": 10} | bounds)
         self.controller = Controller(
-            settings,
+            varied(ControllerSettings, **({"policy": "LRU", "max_running": 1, "max_queued": 10} | bounds)),
             [f"instance-{index}" for index in range(instances)],
             self.clock,
-            Costs(prefill_s=prefill_s),
+            Engines(Costs(prefill_s=prefill_s), engine_step),
             KvStorage(Capacities(gpu, host)),
             executor=executor,
-            step=engine_step,
-            pace=pace,
+            query_timeout_s=LEASE_S / LEASE_IN_QUERIES,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from varied import varied
+
 from cachectl.nodes.keys import path_keys
-from cachectl.pace import Pace
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import LEASE_IN_QUERIES, Controller, Engines
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import CachePath
@@ -52,12 +53,6 @@ class Costs:
         return 0.0
 
 
-def paced(options: dict[str, object]) -> tuple[ControllerSettings, Pace]:
-    """Settings with these options, and the pace with those that are times of it."""
-    times = {"lease_s": LEASE_S} | {name: options[name] for name in Pace._fields if name in options}
-    return ControllerSettings(**{name: options[name] for name in options if name not in times}), Pace(**times)
-
-
 @contextmanager
 def checked_controllers(
     clock: Clock, executor=None, step=None, composing=None, **defaults
@@ -82,17 +77,14 @@ def checked_controllers(
         composing=composing,
         **settings,
     ):
-        options, pace = paced({"prepare_after_s": None} | defaults | settings)
         controller = Controller(
-            options,
+            varied(ControllerSettings, **({"prepare_after_s": None} | defaults | settings)),
             instances or ["one"],
             clock,
-            Costs(load_s),
+            Engines(Costs(load_s), step, composing),
             KvStorage(Capacities(gpu, host, disk), page_tokens, fingerprint, location),
             executor=executor,
-            step=step,
-            composing=composing,
-            pace=pace,
+            query_timeout_s=LEASE_S / LEASE_IN_QUERIES,
         )
         built.append(controller)
         return controller

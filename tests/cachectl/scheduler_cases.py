@@ -9,10 +9,11 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.generation import StepBudget
 
 TENANT = "tenant"
@@ -38,10 +39,9 @@ def build_scheduler(
     lookahead = Lookahead()
     tree = KnowledgeTree(
         create_policy(policy, lookahead),
-        Capacities(gpu, host),
+        KvStorage(Capacities(gpu, host)),
         instances or ["one"],
-        lambda cached, new: float(new),
-        load_seconds=lambda tokens, _: tokens * load_s,
+        TreeCosts(lambda cached, new: float(new), lambda tokens, _: tokens * load_s),
     )
     branches = KeptBranches(lambda: create_policy(policy, lookahead), branch_tokens, tree.lookup.prefill_seconds)
     return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank, branches=branches)

@@ -4,7 +4,7 @@ import pytest
 from controller_under_test import Clock, Costs
 from pydantic import ValidationError
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
 from protocol.errors import ConfigError
@@ -34,4 +34,4 @@ def test_invalid_settings_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller():
-    Controller(ControllerSettings(), ["one"], Clock(), Costs(), KvStorage(Capacities(0))).check_integrity()
+    Controller(ControllerSettings(), ["one"], Clock(), Engines(Costs()), KvStorage(Capacities(0))).check_integrity()

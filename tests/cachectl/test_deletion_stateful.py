@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion, TreeNode
@@ -75,7 +75,7 @@ class Deletions(RuleBasedStateMachine):
 
     def new_controller(self) -> Controller:
         limits = ControllerSettings(prepare_after_s=None, policy="LRU")
-        return Controller(limits, ["one"], self.clock, Costs(), KvStorage(Capacities(1000, 1000)))
+        return Controller(limits, ["one"], self.clock, Engines(Costs()), KvStorage(Capacities(1000, 1000)))
 
     def open(self) -> None:
         self.documents = Documents(Orphans(self.clock), self.clock)

@@ -10,13 +10,14 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.kv import Move, Pages, Peers
 from protocol.tiers import Tier
 
@@ -61,16 +62,12 @@ def tree_of(
     """
     tree = KnowledgeTree(
         create_policy(policy, lookahead or Lookahead()),
-        Capacities(gpu, host, disk),
+        KvStorage(Capacities(gpu, host, disk), page_tokens, disk=disk_name),
         list(instances),
-        cost,
+        TreeCosts(cost, None if load_s is None else lambda tokens, _: tokens * load_s, peer_token_s),
         window_s,
-        load_seconds=None if load_s is None else lambda tokens, _: tokens * load_s,
-        peer_token_s=peer_token_s,
-        page_tokens=page_tokens,
         arena=arena,
         write_through=write_through,
-        disk=disk_name,
     )
     if elsewhere:
         there = PageAllocator(arena.capacity // page_tokens, page_tokens) if arena is not None else None

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 from varied import varied
 
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
 from gateway.app import create_app
@@ -196,9 +196,8 @@ class PageStack:
             ControllerSettings(prepare_after_s=None),
             ["engine-0"],
             time.monotonic,
-            DeviceProfile.shipped("a10g-7b"),
+            Engines(DeviceProfile.shipped("a10g-7b"), StepBudget(CONTEXT, CONTEXT)),
             KvStorage(Capacities(gpu, host, 0)),
-            step=StepBudget(CONTEXT, CONTEXT),
         )
 
     def cut_connections(self) -> None:

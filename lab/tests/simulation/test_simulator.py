@@ -11,9 +11,10 @@ from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.plans import DocumentOrder
 from ragtree_lab.simulation.comparison import PoliciesResult, PolicyBenchmark
@@ -85,9 +86,9 @@ class Run:
         lookahead = Lookahead()
         self.tree = KnowledgeTree(
             create_policy(policy, lookahead),
-            room,
+            KvStorage(room),
             [f"instance-{number}" for number in range(bounds.instances)],
-            DEVICE.prefill_seconds,
+            TreeCosts(DEVICE.prefill_seconds),
         )
         self.scheduler = Scheduler(
             self.tree, lookahead, bounds.max_running, bounds.max_queued, window=bounds.reorder_window

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 import structlog
 from ray import serve
 
-from cachectl.pace import Pace
 from cachectl.runtime.composing import GateFolder
 from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
 from cachectl.runtime.live_controller import LiveController
@@ -55,7 +54,7 @@ class ControllerDeployment:
             time.time,
             GateFolder(config.cache_dir),
             shard,
-            Pace.of_queries(config.gateway.query_timeout_s),
+            config.gateway.query_timeout_s,
         )
         self._open = AsyncExitStack()
         store = await self._open.enter_async_context(controller_state(config.redis, shard))

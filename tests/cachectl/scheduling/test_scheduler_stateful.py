@@ -13,11 +13,12 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import InvalidRequest, Overloaded, Unavailable, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
@@ -49,9 +50,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.lookahead = Lookahead()
         self.tree = KnowledgeTree(
             create_policy(policy, self.lookahead),
-            Capacities(gpu, host, 10),
+            KvStorage(Capacities(gpu, host, 10)),
             instances,
-            lambda cached, new: 0.01 + new * (1 + cached / 10),
+            TreeCosts(lambda cached, new: 0.01 + new * (1 + cached / 10)),
         )
         self.scheduler = Scheduler(self.tree, self.lookahead, max_running, max_queued, window, step)
         self.step = step

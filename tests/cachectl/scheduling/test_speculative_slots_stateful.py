@@ -17,10 +17,11 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.grant import Grant
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import Overloaded, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
@@ -49,7 +50,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def build(self, policy, gpu, max_running, max_queued, instances, step):
         lookahead = Lookahead()
         self.tree = KnowledgeTree(
-            create_policy(policy, lookahead), Capacities(gpu, 10), instances, lambda cached, new: 0.01 + new
+            create_policy(policy, lookahead),
+            KvStorage(Capacities(gpu, 10)),
+            instances,
+            TreeCosts(lambda cached, new: 0.01 + new),
         )
         self.tree.tiers.add_location("elsewhere", 10, 0)
         self.scheduler = Scheduler(self.tree, lookahead, max_running, max_queued, 2, step)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from controller_under_test import TOKENS, Clock, Costs, ask, path, report, sources
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from cachectl.sharding.sharded_controller import ShardedController
@@ -36,7 +36,7 @@ def of_shard(number: int) -> str:
 A, B, C = (of_shard(number) for number in range(COUNT))
 
 
-class Engines:
+class Recorder:
     """The executor of all shards: records the orders."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Cluster:
     """Shards over two instances with host memory of numbered pages."""
 
     def __init__(self, **settings) -> None:
-        self.engines = Engines()
+        self.engines = Recorder()
         self.shards: list[Controller] = []
         clock = Clock()
         for number in range(COUNT):
@@ -64,7 +64,7 @@ class Cluster:
                     ControllerSettings(**{"prepare_after_s": None, "policy": "LRU"} | settings),
                     ["one", "two"],
                     clock,
-                    Costs(),
+                    Engines(Costs()),
                     KvStorage(Capacities(2 * TOKENS, shard.share(PAGES), 0), first_page=shard.first(PAGES)),
                     shard=shard,
                     executor=self.engines,

@@ -7,9 +7,10 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, UnknownInstance, UnknownPlan
 
 
@@ -67,7 +68,9 @@ def test_adding_a_known_instance_changes_nothing():
 
 
 def test_frequency_counts_uses_in_the_last_window():
-    tree = KnowledgeTree(create_policy("GDSF", Lookahead()), Capacities(4), ["one"], lambda cached, new: 0.0, 10.0)
+    tree = KnowledgeTree(
+        create_policy("GDSF", Lookahead()), KvStorage(Capacities(4)), ["one"], TreeCosts(lambda cached, new: 0.0), 10.0
+    )
 
     def frequency_at(now: float) -> float:
         grant = tree.grants.admit("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
@@ -90,4 +93,10 @@ def test_a_negative_capacity_is_refused(capacities, policy):
 @pytest.mark.parametrize("window_s", [0, -1.0])
 def test_a_frequency_window_without_length_is_refused(window_s):
     with pytest.raises(ConfigError, match="window"):
-        KnowledgeTree(create_policy("LRU", Lookahead()), Capacities(1), [], lambda cached, new: 0.0, window_s)
+        KnowledgeTree(
+            create_policy("LRU", Lookahead()),
+            KvStorage(Capacities(1)),
+            [],
+            TreeCosts(lambda cached, new: 0.0),
+            window_s,
+        )

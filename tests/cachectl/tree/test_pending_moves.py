@@ -18,11 +18,12 @@ from tree_cases import (
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.restore import restore
 from protocol.errors import ConfigError
 from protocol.kv import HeldNode, Pages, ResidencyReport
@@ -37,10 +38,9 @@ def test_host_memory_needs_as_many_pages_as_its_budget():
     with pytest.raises(ConfigError, match="pages for 6 tokens, not for 8"):
         KnowledgeTree(
             create_policy("LRU", Lookahead()),
-            Capacities(0, 8),
+            KvStorage(Capacities(0, 8), 2),
             [],
-            lambda c, n: 1.0,
-            page_tokens=2,
+            TreeCosts(lambda c, n: 1.0),
             arena=PageAllocator(3, 2),
         )
 
@@ -298,16 +298,16 @@ def test_moves_that_were_lost_with_three_instances_are_given_up_and_others_go_on
 
 def test_a_blocked_document_is_neither_kept_nor_restored_until_it_is_unblocked():
     tree = paged_tree_of(4, 4)
-    tree.block("b", None)
-    tree.block("b", TENANT)
+    tree.registry.block("b", None)
+    tree.registry.block("b", TENANT)
     for _ in range(2):
         assert [step.kept for step in ask(tree, "abc").documents] == [GPU, None, None]
         assert restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("b",), 1),), "one")]).refused == 1
-        tree.unblock("b", None)
-        if tree._blocklist.blocks("b", TENANT):
-            tree.block("b", "another")
-            tree.unblock("b", "another")
-        tree.block("b", None)
-    tree.unblock("b", None)
-    tree.unblock("b", TENANT)
+        tree.registry.unblock("b", None)
+        if tree.registry._blocks("b", TENANT):
+            tree.registry.block("b", "another")
+            tree.registry.unblock("b", "another")
+        tree.registry.block("b", None)
+    tree.registry.unblock("b", None)
+    tree.registry.unblock("b", TENANT)
     assert [step.kept for step in ask(tree, "abc").documents] == [GPU, GPU, GPU]

@@ -217,9 +217,9 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(content=st.sampled_from("abc"), blocked=st.booleans())
     def block(self, content: str, blocked: bool) -> None:
         if blocked:
-            self.tree.block(content, None)
-        elif self.tree._blocklist.blocks(content, ""):
-            self.tree.unblock(content, None)
+            self.tree.registry.block(content, None)
+        elif self.tree.registry._blocks(content, ""):
+            self.tree.registry.unblock(content, None)
 
     @precondition(lambda self: len(self.tree.tiers.gpus) > 1)
     @rule(which=indices)

@@ -19,10 +19,11 @@ from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.messages import lost_copies
-from cachectl.tiers.location import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from generator.connector.messages import RequestMessage
 from generator.connector.step_jobs import Transfer
 from protocol.tiers import Tier
@@ -43,10 +44,9 @@ class Stack:
         self.engine = ToyEngine(folder / "kv", 34, asynchronous, folder / "model", host_gib=host_gib, disk_gib=0)
         self.tree = KnowledgeTree(
             create_policy("LRU", Lookahead()),
-            Capacities(TOKENS, HOST_PAGES * PAGE, 0),
+            KvStorage(Capacities(TOKENS, HOST_PAGES * PAGE, 0), PAGE),
             [INSTANCE],
-            lambda cached, new: 0.01 + new,
-            page_tokens=PAGE,
+            TreeCosts(lambda cached, new: 0.01 + new),
             arena=PageAllocator(HOST_PAGES, PAGE),
         )
         self.copying = threading.Event()
