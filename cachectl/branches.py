@@ -144,12 +144,6 @@ class BranchTree:
         # The engine is told by the deletion itself.
         self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
 
-    def check_integrity(self) -> None:
-        """Assert the tree's invariants."""
-        assert self._stated_by.keys() == self._tree.registry.nodes.keys(), "the chunks of other branches are known"
-        for cache in self._tree.tiers:
-            cache.check_integrity()
-
     def _delete(self, top: Node) -> None:
         """Remove a branch and all below it."""
         going = [top]
@@ -218,11 +212,6 @@ class KeptBranches:
     def clear(self) -> None:
         """Forget all branches: engines drop everything."""
         self._trees.clear()
-
-    def check_integrity(self) -> None:
-        """Assert the invariants of all trees."""
-        for tree in self._trees.values():
-            tree.check_integrity()
 
 
 def _no_policy() -> ReplacementPolicy:

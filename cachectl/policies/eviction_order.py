@@ -40,7 +40,3 @@ class EvictionOrder(ABC):
     @abstractmethod
     def lowest_few(self, count: int) -> list[Copy]:
         """About ``count`` of the copies to evict next, lowest first. Approximate and cheap. They stay in the order."""
-
-    @abstractmethod
-    def check_integrity(self) -> None:
-        """Assert that tickets and entries agree."""

@@ -92,12 +92,3 @@ class PriorityOrder(EvictionOrder):
                     heapq.heappush(frontier, (entries[below], below))
         found.sort(key=lambda copy: (self._current(copy), copy.node.last_access))
         return found
-
-    def check_integrity(self) -> None:
-        """Assert that entries match their copies, and that no key is above its copy's priority."""
-        live = [entry for entry in self._entries if entry[3].ticket == entry[2]]
-        assert len(live) == self._live
-        assert len({id(entry[3]) for entry in live}) == len(live)
-        for entered, _, _, copy in live:
-            assert entered == copy.entered
-            assert entered <= self._current(copy)

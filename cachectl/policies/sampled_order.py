@@ -95,9 +95,3 @@ class SampledOrder(EvictionOrder):
         for _ in range(draws):
             copy = copies[int(random() * len(copies))]
             candidates[copy] = current(copy)
-
-    def check_integrity(self) -> None:
-        """Assert that every ticket is the copy's index in the list, and that all candidates are in it."""
-        for ticket, copy in enumerate(self._copies, start=1):
-            assert copy.ticket == ticket
-        assert all(copy.ticket for copy in self._candidates)

@@ -32,7 +32,6 @@ from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.location import KvStorage
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.view import tree_view
@@ -365,12 +364,6 @@ class Controller:
         self._speculations.sweep()
         self._prefetcher.start()
         self._deliveries.start()
-
-    def check_integrity(self) -> None:
-        """Assert that leases, queues, tier caches and the tree agree."""
-        check_integrity(self._tree)
-        self._scheduler.check_integrity()
-        self._leases.check_integrity()
 
     def _learn(
         self, query_id: str, lost: Mapping[str, Sequence[tuple[bytes, Tier]]], reads: Sequence[PeerRead]

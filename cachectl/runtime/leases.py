@@ -170,14 +170,6 @@ class Leases:
                     self._grant(grant)
         self._handover.schedule()
 
-    def check_integrity(self) -> None:
-        """Assert that turns belong to waiting requests, and deadlines to grants."""
-        self._handover.check_integrity(set(self._prefilling))
-        assert self._prefilling.keys() <= self._deadlines.keys() <= self._scheduler.tree.grants.open.keys()
-        assert len(self._turns) == self._scheduler.instances.queued
-        assert not any(turn.done() for turn in self._turns.values())
-        assert all(done.done() or left for done, left in self._watched.items()), "a future waits for no query"
-
     async def _turn(self, query_id: str) -> Grant:
         turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._turns[query_id] = turn

@@ -174,10 +174,3 @@ class Instances:
         if not excluded:
             return self.states
         return {instance: state for instance, state in self.states.items() if instance not in excluded}
-
-    def check_bounds(self) -> None:
-        """Assert that no instance works on more than it may."""
-        for state in self.states.values():
-            assert state.running <= self._max_running
-            assert state.slots_taken() <= self._max_running
-            state.queue.check_integrity()

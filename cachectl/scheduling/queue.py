@@ -5,7 +5,6 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 from cachectl.scheduling.wait_bound import WaitBound
@@ -166,26 +165,6 @@ class CacheAwareQueue:
             return False
         self._withdraw(query_id)
         return True
-
-    def check_integrity(self) -> None:
-        """Assert that bounds hold, ages ascend, all parts know the same queries, and overtakers overtook one."""
-        waiting = list(self._waiting.values())
-        sequences = [sequence for _, sequence, _ in waiting]
-        assert len(waiting) <= self._max_queued
-        assert [query_id for _, _, query_id in waiting] == list(self._waiting)
-        assert all(older < younger for older, younger in pairwise([*sequences, self._next_sequence]))
-        assert all(key <= 0 for key, _, _ in waiting)
-        live = [entry for entry in self._heap if self._waiting.get(entry[2]) is entry]
-        assert len(live) == len(waiting)
-        assert len({id(entry) for entry in live}) == len(live)
-        assert len(self._heap) <= self._heap_limit()
-        assert all(self._heap[(child - 1) // 2] <= self._heap[child] for child in range(1, len(self._heap)))
-        assert all(older < younger for older, younger in pairwise(self._overtakers))
-        assert len(self._overtakers) <= self._window
-        assert not set(self._overtakers) & set(sequences)
-        assert all(sequences and sequences[0] < sequence < self._next_sequence for sequence in self._overtakers)
-        assert self._largest_overtake <= self._window
-        self._wait_bound.check_integrity(list(self._waiting))
 
     def _entry(self, query_id: str) -> _Entry:
         entry = self._waiting.get(query_id)

@@ -225,30 +225,6 @@ class Scheduler:
             for query_id in state.queue:
                 state.queue.reprioritise(query_id, self.book.work(query_id))
 
-    def check_integrity(self) -> None:
-        """Assert that slots, queues, lookahead and grants agree."""
-        requests = self.book.requests
-        granted = {query_id for query_id, scheduled in requests.items() if scheduled.grant is not None}
-        queued = {query_id for state in self.instances.states.values() for query_id in state.queue}
-        assert granted == set(self.tree.grants.open)
-        assert requests.keys() - granted == queued
-        assert len(self._lookahead) == self.instances.queued
-        self.instances.check_bounds()
-        self.branches.check_integrity()
-        for instance, state in self.instances.states.items():
-            here = [requests[query_id] for query_id in granted if requests[query_id].instance == instance]
-            running = [scheduled for scheduled in here if not scheduled.makes_way]
-            assert state.running == len(running)
-            assert state.step_tokens == sum(scheduled.step_share for scheduled in running)
-            guesses = list(state.speculations.values())
-            assert all(guess in here and guess.makes_way for guess in guesses)
-            others = [scheduled for scheduled in here if scheduled.makes_way and scheduled not in guesses]
-            assert not any(scheduled.step_share for scheduled in others), "an ended speculation takes part of a step"
-            full = not state.has_slot() or state.step_tokens or any(guess.is_ahead for guess in guesses)
-            retired = instance in self.tree.tiers.retired
-            assert not state.queue or full or retired, "a request waits beside a free slot"
-            assert not (state.queue and retired and self.instances.open()), "a request waits for a retired instance"
-
     def _start(self, scheduled: ScheduledRequest, now: float) -> Grant:
         """Admit a request to the tree; speculations on its instance make way for it."""
         request = scheduled.request

@@ -68,11 +68,3 @@ class WaitBound:
                 return False
             begins_s += seconds
         return True
-
-    def check_integrity(self, waiting: list[str]) -> None:
-        """Assert that these queries wait, in this order, and that the backlog is their seconds."""
-        assert list(self._waiting) == waiting
-        assert len(self._lately) >= min(len(waiting), _LATELY)
-        assert math.isclose(
-            self._backlog_s, sum([seconds for seconds, _ in self._waiting.values()]), rel_tol=1e-6, abs_tol=1e-6
-        )

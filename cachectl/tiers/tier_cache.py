@@ -189,11 +189,6 @@ class TierCache(NodeCache):
         node = copy.node
         return copy.held and not node.locks and not node.pins and not node.detached
 
-    def check_integrity(self) -> None:
-        """Assert the budget and the eviction order."""
-        assert 0 <= self.used <= self.capacity
-        self._order.check_integrity()
-
 
 def _receives(cache: TierCache | None) -> bool:
     """Whether a cache, or a slower one, has room for anything."""

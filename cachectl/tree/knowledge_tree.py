@@ -42,7 +42,7 @@ class KnowledgeTree:
     of the ``storage``, where ``arena`` hands out host memory's pages, if they have numbers. With ``write_through``,
     computed nodes are copied to slower tiers at once, and otherwise when they are evicted.
 
-    Invariants, asserted by ``cachectl.tree.integrity``: a cache holds no node whose parent is neither there nor in a
+    Invariants, which the tests assert: a cache holds no node whose parent is neither there nor in a
     faster tier; no budget is exceeded; locked and pinned nodes stay; every node has a copy.
     """
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import LEASE_S, Clock, Costs, ask, report, waiting
 from varied import varied
 
@@ -48,7 +49,7 @@ class Turns:
 
     async def ends(self, query_id: str) -> None:
         await self.controller.complete(report(query_id))
-        self.controller.check_integrity()
+        check_integrity(self.controller)
 
     async def load(self) -> tuple[int, int]:
         """The numbers of running and of waiting queries."""

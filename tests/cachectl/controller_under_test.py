@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from controller_integrity import check_integrity
 from varied import varied
 
 from cachectl.nodes.keys import path_keys
@@ -91,7 +92,7 @@ def checked_controllers(
 
     yield build
     for controller in built:
-        controller.check_integrity()
+        check_integrity(controller)
 
 
 def ask(

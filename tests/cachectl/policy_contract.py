@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.tiers import Tier
@@ -109,9 +109,6 @@ class WatchedOrder(EvictionOrder):
 
     def lowest_few(self, count: int) -> list[Copy]:
         return self._order.lowest_few(count)
-
-    def check_integrity(self) -> None:
-        self._order.check_integrity()
 
 
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:

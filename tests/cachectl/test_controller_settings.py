@@ -1,6 +1,7 @@
 """The controller's section of the configuration."""
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import Clock, Costs
 from pydantic import ValidationError
 
@@ -34,4 +35,4 @@ def test_invalid_settings_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller():
-    Controller(ControllerSettings(), ["one"], Clock(), Engines(Costs()), KvStorage(Capacities(0))).check_integrity()
+    check_integrity(Controller(ControllerSettings(), ["one"], Clock(), Engines(Costs()), KvStorage(Capacities(0))))

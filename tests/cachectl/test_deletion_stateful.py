@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from controller_integrity import check_integrity
 from controller_under_test import Clock, Costs, ask, report
 from example_counts import examples
 from hypothesis import settings
@@ -112,7 +113,7 @@ class Deletions(RuleBasedStateMachine):
 
     def restart_controller(self) -> None:
         snapshot = self.loop.run_until_complete(self.controller.recovery.snapshot())
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         self.controller = self.new_controller()
         self.controller.recovery.recall(snapshot)
         self.inherited = True
@@ -184,7 +185,7 @@ class Deletions(RuleBasedStateMachine):
         assert not cached & gone
 
     def teardown(self) -> None:
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         self.database.close()
         self.loop.close()
         self.folder.cleanup()

@@ -6,6 +6,8 @@ A lower-case letter is a document of one token, and an upper-case letter is one 
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from controller_integrity import check_integrity
+
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
@@ -15,7 +17,6 @@ from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.kv import Move, Pages, Peers

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import uvicorn
+from controller_integrity import check_integrity
 from fake_layout import FakeLayout
 from fastapi import FastAPI
 from varied import varied
@@ -240,7 +241,7 @@ def serving(
         stack.server = uvicorn.Server(uvicorn.Config(stack.app, log_level="warning", timeout_graceful_shutdown=1))
         await stack.server.serve(sockets=[listener])
         await stack.retriever.close()
-        stack.controller.check_integrity()
+        check_integrity(stack.controller)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

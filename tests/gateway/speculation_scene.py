@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
+from controller_integrity import check_integrity
 from fake_layout import FakeLayout
 from gateway_fakes import MODEL, eventually
 from msgspec.structs import replace
@@ -314,7 +315,7 @@ class Scene:
         await eventually(lambda: not asyncio.all_tasks() - self.before - {asyncio.current_task()})
         assert all(search.closed for search in self.searches.values() if search.asked)
         assert all(stream.closed for stream in self.streams.values())
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         stats = await self.controller.stats()
         assert (stats.running, stats.queued) == (0, 0)
         assert self.controller._scheduler.instances.idle == ["one"]

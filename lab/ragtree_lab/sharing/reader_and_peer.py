@@ -76,7 +76,6 @@ class ReaderAndPeer:
             pair = cls(LocalStack(live, running), live, running, seen, peer, relay, memory)
             await pair._peer_joins()
             yield pair
-            live.controller.check_integrity()
 
     async def ask(self, prompt: Prompt, namespace: str, sampling: Sampling) -> Generation:
         """Have the reader answer a prompt."""

@@ -1,12 +1,12 @@
 """Simulated machines read each other's KV over links that serve one reader at a time."""
 
 import pytest
+from controller_integrity import check_integrity
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import ControllerShard, shard_of
-from cachectl.tree.integrity import check_integrity
 from protocol.tiers import Tier
 from ragtree_lab.controller.machines import TIMEOUT_S, Machines
 from ragtree_lab.controller.network import NetworkBenchmark, NetworkLoad
@@ -48,7 +48,7 @@ def simulated(
     simulator = PeerSimulator([scheduler], DEVICE, SimulatedService(machines, 1, 1), link or 0.0)
     result = simulator.run(Prompts(*arrivals), lambda _: None)
     check_integrity(scheduler.tree)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     return simulator, result
 
 
@@ -132,4 +132,4 @@ def test_controllers_do_not_see_what_the_others_have_sent():
     assert result.documents == 2
     for scheduler in schedulers:
         assert len(scheduler.tree.registry.nodes) == 1
-        scheduler.check_integrity()
+        check_integrity(scheduler)

@@ -1,6 +1,7 @@
 """BELADY is optimal in the textbook case, and keeps the policy contract in all others."""
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.location import Capacities, KvStorage
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.plans import DocumentOrder

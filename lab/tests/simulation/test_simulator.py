@@ -5,6 +5,7 @@ from itertools import permutations
 
 import msgspec
 import pytest
+from controller_integrity import check_integrity
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
@@ -12,7 +13,6 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.location import Capacities, KvStorage
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, UnknownPolicy
@@ -279,7 +279,7 @@ def test_every_request_is_served_and_reported():
         {},
     )
     assert not any(node.locks for node in served.tree.registry.nodes.values())
-    served.scheduler.check_integrity()
+    check_integrity(served.scheduler)
     check_integrity(served.tree)
 
 

@@ -3,6 +3,7 @@
 from random import Random, seed
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.location import Capacities, KvStorage
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.kv import HeldNode

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cachectl.policies.reuse import histories as histories_module
+from cachectl.policies.reuse import history as histories_module
 from cachectl.policies.reuse.history import HALF_LIVES, Example, Histories, History, Popularity, counted
 from cachectl.policies.reuse.model import ReuseModel
 

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, waiting
 from instance_cases import (
     DISK,
@@ -266,7 +267,7 @@ async def test_a_moved_request_still_avoids_its_instances(build):
     controller.instances.retire("two")
     with pytest.raises(EngineDied, match="no other instance"):
         await task
-    controller.check_integrity()
+    check_integrity(controller)
 
 
 # Machines
@@ -289,7 +290,7 @@ async def test_each_machine_uses_its_own_tiers(build, engines):
     assert list(controller.instances.locations) == ["elsewhere"]
     dropped = {(move.source, move.target, move.location) for move in engines.moves("far") if move.target is None}
     assert dropped == {(GPU, None, "elsewhere"), (HOST, None, "elsewhere"), (DISK, None, "elsewhere")}
-    controller.check_integrity()
+    check_integrity(controller)
 
 
 async def test_an_instance_may_restart_on_another_machine(build):
@@ -313,7 +314,7 @@ async def test_a_machine_without_instances_is_forgotten_on_demand(build):
     controller.expire_leases()
     assert controller.instances.deserted == [""]
     controller.instances.remove_location("")
-    controller.check_integrity()
+    check_integrity(controller)
     assert list(controller.instances.locations) == ["elsewhere"]
     assert await cached(controller, "x") == [HOST]
     await fill(controller, "cd", "ef")

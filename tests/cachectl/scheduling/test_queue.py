@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import given, settings
@@ -126,7 +127,7 @@ def test_a_query_with_a_fallen_priority_stays_queued():
     assert _pop(queue) == "a"
     queue.push("c", Work(2, 1))
     tokens["c"] = (2, 1)
-    queue.check_integrity()
+    check_integrity(queue)
     assert _drain(queue) == "cb"
 
 
@@ -182,7 +183,7 @@ def test_negative_tokens_are_refused_and_change_nothing(tokens):
         queue.push("b", Work(*tokens))
     with pytest.raises(InvalidRequest, match="negative"):
         queue.reprioritise("a", Work(*tokens))
-    queue.check_integrity()
+    check_integrity(queue)
     assert _drain(queue) == "a"
 
 
@@ -223,8 +224,8 @@ def test_memory_stays_bounded_in_a_long_stream():
         if len(queue) == 10:
             _pop(queue)
         if number % 500 == 0:
-            queue.check_integrity()
-    queue.check_integrity()
+            check_integrity(queue)
+    check_integrity(queue)
     assert len(queue._heap) <= 64
     assert len(queue._overtakers) <= 50
 
@@ -349,7 +350,7 @@ class QueueMachine(RuleBasedStateMachine):
     def agrees(self):
         if not hasattr(self, "queue"):
             return
-        self.queue.check_integrity()
+        check_integrity(self.queue)
         assert list(self.queue) == [waiter.query_id for waiter in self.waiting]
         assert len(self.queue) == len(self.waiting)
         for waiter in self.waiting:

@@ -1,6 +1,7 @@
 """The scheduler admits requests within its bounds, keeps what they compute, and survives lost instances."""
 
 import pytest
+from controller_integrity import check_integrity
 from scheduler_cases import (
     ask,
     cached,
@@ -205,7 +206,7 @@ def test_a_document_with_another_length_than_the_trees_is_refused(scheduler, tok
     with pytest.raises(InvalidRequest):
         scheduler.admit(Request("contradicts", "tenant", (PathDocument("a", tokens),), 1), 0.0)
     assert state(scheduler) == before
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     run(scheduler, ask("contradicts", "a"))
 
 

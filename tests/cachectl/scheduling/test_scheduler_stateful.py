@@ -1,6 +1,7 @@
 """The scheduler under random use: its bounds and the tree's locks hold after each step."""
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import settings
@@ -16,7 +17,6 @@ from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import InvalidRequest, Overloaded, Unavailable, UnknownPlan
@@ -205,7 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def holds_together(self):
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         check_integrity(self.tree)
         assert self.scheduler.instances.running == len(self.running)
         assert self.scheduler.instances.queued == len(self.waiting) == len(self.lookahead)

@@ -1,6 +1,7 @@
 """Speculations use slots and step budget that no request needs, and give way to requests."""
 
 import pytest
+from controller_integrity import check_integrity
 from scheduler_cases import (
     STEP,
     TOKENS,
@@ -341,10 +342,10 @@ def test_a_speculation_completes_once_in_any_state(build, end, prefilled, kept):
         scheduler.prefilled("guess", 0.0)
     ENDS[end](scheduler)
     if not prefilled and end != "going on":
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         scheduler.prefilled("guess", 0.0)
     scheduler.complete("guess", 0.0, kept)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     with pytest.raises(UnknownPlan):
         scheduler.complete("guess", 0.0, kept)
     if end == "gave way":

@@ -1,6 +1,7 @@
 """Speculative slots under random use: requests start as if nothing speculated."""
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import given, settings
@@ -19,7 +20,6 @@ from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import Overloaded, UnknownPlan
@@ -319,7 +319,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def holds_together(self):
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         check_integrity(self.tree)
         assert self.tree.tiers.retired == self.retired
         assert self.scheduler.instances.running == len(self.requests)
@@ -410,4 +410,4 @@ def test_requests_start_as_if_nothing_speculated(events, max_running, max_queued
             started += both(lambda scheduler, query_id=query_id: end(scheduler, query_id))
         elif event == "withdraw" and guesses:
             assert end(with_, guesses.pop(which % len(guesses))) == []
-        with_.check_integrity()
+        check_integrity(with_)

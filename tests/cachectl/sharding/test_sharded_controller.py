@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import TOKENS, Clock, Costs, ask, path, report, sources
 
 from cachectl.runtime.controller import Controller, Engines
@@ -86,7 +87,7 @@ def cluster():
     cluster = Cluster()
     yield cluster
     for shard in cluster.shards:
-        shard.check_integrity()
+        check_integrity(shard)
     assert not cluster.all._of_plan
     assert not cluster.all._guesses
     assert not cluster.all._guessed_for

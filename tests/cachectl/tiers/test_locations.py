@@ -1,6 +1,7 @@
 """Machines with host memory and a disk of their own, and what happens when one has no instance any more."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -18,7 +19,6 @@ from tree_cases import (
 )
 
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import HeldNode, Pages
 

@@ -1,6 +1,7 @@
 """What lies on another machine is read there, where that is sooner than computing it."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -19,7 +20,6 @@ from tree_cases import (
 
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
 ELSEWHERE = "elsewhere"

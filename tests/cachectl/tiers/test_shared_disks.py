@@ -1,5 +1,6 @@
 """Machines with one disk in common: a folder that both mount, or an object store."""
 
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -16,7 +17,6 @@ from tree_cases import (
     tree_of,
 )
 
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
 ELSEWHERE = "elsewhere"

@@ -1,6 +1,7 @@
 """A copy in a shared tier counts for other instances when its writer has confirmed it."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -20,7 +21,6 @@ from tree_cases import (
 from cachectl.nodes.node import Copy
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.restore import restore
 from cachectl.tree.snapshot import record_of

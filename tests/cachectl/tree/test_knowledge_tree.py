@@ -1,6 +1,7 @@
 """The knowledge tree's instances and settings."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import GPU, HOST, TENANT, ask, begin, found, key, take_pending_moves, tree_of
 
 from cachectl.nodes.keys import path_keys
@@ -8,7 +9,6 @@ from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.location import Capacities, KvStorage
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, UnknownInstance, UnknownPlan

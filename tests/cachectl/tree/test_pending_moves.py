@@ -1,6 +1,7 @@
 """Moves reach the tiers, even if their plan fails or no plan takes them along."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -21,7 +22,6 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.pending_moves import MoveBatch
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.restore import restore

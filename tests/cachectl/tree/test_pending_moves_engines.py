@@ -1,5 +1,6 @@
 """Random plans, delays, failures and losses: the engines' tiers hold what the tree counts, and plans find it there."""
 
+from controller_integrity import check_integrity
 from engine_models import DISK, GPU, HOST, EngineModel, ModelledTiers
 from example_counts import examples
 from histories import pick
@@ -14,7 +15,6 @@ from cachectl.runtime.messages import lost_copies
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import KvNode
 

@@ -1,5 +1,6 @@
 """The knowledge tree under random use: all invariants hold after each step."""
 
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import settings
@@ -14,7 +15,6 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import HeldNode, Move, Pages
 from protocol.tiers import Tier

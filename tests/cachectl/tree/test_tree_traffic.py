@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import event
 from hypothesis import Phase, given, settings
@@ -11,7 +12,6 @@ from tree_cases import DISK, GPU, begin, saves, tokens_of, tree_of
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import Copy
 from cachectl.policies import policy_names
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.restore import restore
 from protocol.kv import HeldNode, Move, ResidencyReport

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import Clock, Costs
 from fake_layout import FakeLayout
 from gateway_fakes import MODEL, FakeGenerator, Phases, eventually
@@ -117,7 +118,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[DeletedStack]:
         stack = DeletedStack(retriever)
         await stored(stack)
         yield stack
-        stack.controller.check_integrity()
+        check_integrity(stack.controller)
 
 
 async def stored(stack: DeletedStack, text: str = TEXT) -> str:

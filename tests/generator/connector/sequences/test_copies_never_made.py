@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from controller_integrity import check_integrity
 
 pytest.importorskip("vllm")
 
@@ -21,7 +22,6 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.messages import lost_copies
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from generator.connector.messages import RequestMessage
