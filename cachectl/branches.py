@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from cachectl.nodes.node import Node, PathDocument
 from cachectl.policies.base import Arrival, ReplacementPolicy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.policies.none import NoCache
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.knowledge_tree import KnowledgeTree
@@ -214,13 +216,5 @@ class KeptBranches:
         self._trees.clear()
 
 
-def _no_policy() -> ReplacementPolicy:
-    raise AssertionError("nothing is kept, so nothing is chosen")
-
-
-def _no_cost(_cached: int, _new: int) -> float:
-    return 0.0
-
-
-NO_BRANCHES = KeptBranches(_no_policy, 0, _no_cost)
+NO_BRANCHES = KeptBranches(lambda: NoCache(Lookahead()), 0, lambda _cached, _new: 0.0)
 """Instances that keep none."""

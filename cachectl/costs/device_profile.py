@@ -99,13 +99,6 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Write the profile atomically: a reader finds the old file or the new one. Raises OSError."""
         write_atomically(path, _readable(self))
 
-    def with_kv_bytes(self, kv_bytes_per_token: int) -> Self:
-        """The profile of another model of the same size, whose KV has another size: 131072 for Mistral-7B.
-
-        Prefill times stay. Models of one size differ in prefill times by percents, but in KV by factors.
-        """
-        return msgspec.structs.replace(self, kv_bytes_per_token=kv_bytes_per_token)
-
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """Seconds to prefill ``new_tokens`` behind ``cached_tokens`` on the device, by ``CostGrid.seconds``."""
         return self.grid.seconds(cached_tokens, new_tokens)

@@ -42,34 +42,24 @@ async def load_or_measure(
     the first one has to. The rates of loads are always those of ``memory``. Raises ConfigError for a context too short
     to profile, and what the engine raises.
     """
-    async with one_at_a_time(folder):
-        return await _load_or_measure(engine, memory, info, folder, progress)
-
-
-async def _load_or_measure(
-    engine: PrefillProbe,
-    memory: KvMemory,
-    info: EngineInfo,
-    folder: Path,
-    progress: Callable[[int, int], None],
-) -> DeviceProfile:
     steps = f"{info.step.tokens} {info.step.prompt_tokens}" if info.step is not None else ""
     path = folder / f"{memory.fingerprint}{_suffix(f'{memory.device} {steps}')}.json"
-    grid = _stored_grid(path)
-    measured = grid is None or not await _holds(grid, engine)
-    if grid is None or measured:
-        grid = await profile(engine, *quick_axes(info.max_model_len), _REPEATS, progress)
-    device = DeviceProfile(
-        name=memory.fingerprint,
-        source="measured when the engine started",
-        host_bytes_per_s=memory.host_bytes_per_s or _NO_RATE,
-        disk_bytes_per_s=memory.disk_bytes_per_s or _NO_RATE,
-        kv_bytes_per_token=memory.page_bytes // memory.page_tokens,
-        grid=grid,
-    )
-    if measured:
-        _store(device, path)
-    return device
+    async with one_at_a_time(folder):
+        grid = _stored_grid(path)
+        measured = grid is None or not await _holds(grid, engine)
+        if grid is None or measured:
+            grid = await profile(engine, *quick_axes(info.max_model_len), _REPEATS, progress)
+        device = DeviceProfile(
+            name=memory.fingerprint,
+            source="measured when the engine started",
+            host_bytes_per_s=memory.host_bytes_per_s or _NO_RATE,
+            disk_bytes_per_s=memory.disk_bytes_per_s or _NO_RATE,
+            kv_bytes_per_token=memory.page_bytes // memory.page_tokens,
+            grid=grid,
+        )
+        if measured:
+            _store(device, path)
+        return device
 
 
 async def _holds(grid: CostGrid, engine: PrefillProbe) -> bool:

@@ -357,11 +357,6 @@ class NodeCache(ABC):
         """The instance whose GPU this is, or the location whose instances share it."""
         return self.location if self.instance is None else self.instance
 
-    @property
-    def turnovers(self) -> float:
-        """How often the cache was filled: tokens ever inserted over its capacity."""
-        return self.inserted_tokens / self.capacity if self.capacity else 0.0
-
     @abstractmethod
     def reaches(self, cache: NodeCache) -> bool:
         """Whether a cache is this one, or a slower one that what is evicted here goes to."""

@@ -351,6 +351,10 @@ class Controller:
         """Whether no query runs or waits."""
         return not self._scheduler.instances.running and not self._scheduler.instances.queued
 
+    def forget_location(self, name: str) -> None:
+        """Forget what a location held that has no instance any more."""
+        self._scheduler.remove_location(name)
+
     async def computed_ahead(self) -> None:
         """Wait until no prefill runs that no query waits for."""
         if self._prefills is not None:

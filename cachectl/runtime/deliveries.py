@@ -99,7 +99,7 @@ class Deliveries:
                 orders = Orders(tuple(batch.moves), tuple(forget), everything)
                 unwritten = lost_copies(await self._executor.carry_out(instance, orders))
             except BaseException:
-                self._tree.tiers.return_moves(batch, tick)
+                self._tree.tiers.under_way.give_back(batch, tick)
                 raise
             self._scheduler.delivered(batch, unwritten)
 

@@ -1,6 +1,6 @@
 """The generator's instances as the controller knows them: how they come, restart, retire and end."""
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Sequence, Set
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
@@ -16,7 +16,8 @@ class InstanceRegistry:
     """Adds, restarts and retires instances, and moves the requests that wait for them.
 
     ``boots`` maps each instance to the current life of its engine; plans carry it. ``failed`` counts the plans that
-    ended with their instance. ``refused`` instances run, and get no plans: their KV is not that of the others.
+    ended with their instance. ``refused`` instances run, and get no plans: their KV is not that of the others. The
+    ``tiers`` know what retired instances and which locations there are.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class InstanceRegistry:
         peer_reads: PeerReads,
     ) -> None:
         self._scheduler = scheduler
-        self._tree = scheduler.tree
+        self.tiers = scheduler.tree.tiers
         self._leases = leases
         self._recovery = recovery
         self._deliveries = deliveries
@@ -37,33 +38,13 @@ class InstanceRegistry:
         self.failed = 0
         self.refused: set[str] = set()
 
-    @property
-    def retired(self) -> Set[str]:
-        """Instances that get no new requests and have not ended yet."""
-        return self._tree.tiers.retired
-
-    @property
-    def locations(self) -> Collection[str]:
-        """The locations whose tiers the tree knows."""
-        return self._tree.tiers.locations.keys()
-
-    @property
-    def places(self) -> Set[str]:
-        """The locations and disks whose tiers the tree knows."""
-        return self._tree.tiers.places
-
-    @property
-    def deserted(self) -> list[str]:
-        """The locations that have no instance left."""
-        return self._tree.tiers.deserted
-
     def at(self, location: str) -> Set[str]:
         """The instances at a location, without retired ones."""
-        return set(self._tree.tiers.instances_at(location)) & self._scheduler.instances.present()
+        return set(self.tiers.instances_at(location)) & self._scheduler.instances.present()
 
     def using(self, disk: str) -> Set[str]:
         """The instances that use a disk, without retired ones."""
-        return set(self._tree.tiers.instances_with(disk)) & self._scheduler.instances.present()
+        return set(self.tiers.instances_with(disk)) & self._scheduler.instances.present()
 
     def add_location(
         self, name: str, host: int, disk: int, first_stamp: int, disk_name: str = "", first_page: int = 0
@@ -73,13 +54,9 @@ class InstanceRegistry:
         So does a known disk with the name ``disk_name``. Pages of host memory are handed out from ``first_page`` and
         from ``first_stamp`` on.
         """
-        page = self._tree.page_tokens
+        page = self._scheduler.tree.page_tokens
         arena = PageAllocator(host // page, page, first_stamp, first_page)
-        self._tree.tiers.add_location(name, host, disk, arena, disk_name)
-
-    def remove_location(self, name: str) -> None:
-        """Forget what a deserted location held."""
-        self._scheduler.remove_location(name)
+        self.tiers.add_location(name, host, disk, arena, disk_name)
 
     def add(
         self,

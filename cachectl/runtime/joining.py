@@ -56,14 +56,16 @@ class DeletionFence:
         """The tiers of an instance whose KV may be of deleted documents. There are no ``known`` instances at first."""
         new_here = self.started and known is not None and instance not in known.boots
         new_machine, new_disk = (self._is_new(place, known) for place in (memory.shared, disk_of(memory)))
-        if known is not None and memory.shared in known.locations:
+        if known is not None and memory.shared in known.tiers.locations:
             # It keeps the disk that it came with, whatever the disk is called now.
             new_disk = False
         suspected = {Tier.GPU: new_here or new_machine, Tier.HOST: new_machine, Tier.DISK: new_disk}
         return tuple(tier for tier, is_suspected in suspected.items() if is_suspected)
 
     def _is_new(self, place: str, known: InstanceRegistry | None) -> bool:
-        return self._suspects_places and place not in self._recalled and (known is None or place not in known.places)
+        return (
+            self._suspects_places and place not in self._recalled and (known is None or place not in known.tiers.places)
+        )
 
 
 def disk_of(memory: KvMemory) -> str:

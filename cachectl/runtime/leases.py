@@ -59,17 +59,11 @@ class Leases:
         """Lease the grant of ``SpeculativeSlots.admit``, if there is one."""
         return self._leased(self._scheduler.speculative.admit(request, self._clock()))
 
-    def prefetch(self, query_id: str, request: Request) -> Grant | None:
-        """Lease the grant of ``SpeculativeSlots.prefetch``, if there is one."""
-        return self._leased(self._scheduler.speculative.prefetch(query_id, request, self._clock()))
-
-    def load(self, query_id: str, request: Request) -> Grant | None:
-        """Lease the grant of ``SpeculativeSlots.load``, if there is one."""
-        return self._leased(self._scheduler.speculative.load(query_id, request, self._clock()))
-
-    def generate(self, query_id: str, request: Request) -> Grant | None:
-        """Lease the grant of ``SpeculativeSlots.generate``, if there is one."""
-        return self._leased(self._scheduler.speculative.generate(query_id, request, self._clock()))
+    def ahead(
+        self, start: Callable[[str, Request, float], Grant | None], query_id: str, request: Request
+    ) -> Grant | None:
+        """Lease the grant of what ``SpeculativeSlots`` starts for a waiting query, if there is one."""
+        return self._leased(start(query_id, request, self._clock()))
 
     def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """Record a lease's first token, and start the requests whose turn it makes. Raises UnknownPlan.

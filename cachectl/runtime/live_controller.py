@@ -132,7 +132,7 @@ class LiveController:
         known = self.controller.instances
         running = set(self._instances.names())
         changed = False
-        for gone in known.boots.keys() - running - known.retired:
+        for gone in known.boots.keys() - running - known.tiers.retired:
             log.info("an instance takes no more plans", instance=gone)
             known.retire(gone)
             changed = True
@@ -157,7 +157,7 @@ class LiveController:
         memory = (await engine.info()).kv
         boot = memory.boot if memory is not None else ""
         if known.boots.get(instance) == boot:
-            if instance not in known.retired:
+            if instance not in known.tiers.retired:
                 return False
             log.info("an instance takes plans again", instance=instance)
             known.reinstate(instance)
@@ -229,13 +229,13 @@ class LiveController:
     def _forget_deserted(self) -> bool:
         """Forget what locations held that have had no instance for long, while others have. Whether there was any."""
         known, now = self.controller.instances, self._clock()
-        serving = any(known.at(location) for location in known.locations)
-        deserted = known.deserted if serving else ()
+        serving = any(known.at(location) for location in known.tiers.locations)
+        deserted = known.tiers.deserted if serving else ()
         self._deserted = {location: self._deserted.get(location, now) for location in deserted}
         gone = [location for location, since in self._deserted.items() if now - since >= DESERTED_S]
         for location in gone:
             log.info("a machine has no instance any more, and its KV is forgotten", location=location)
-            known.remove_location(location)
+            self.controller.forget_location(location)
         return bool(gone)
 
     def _first_stamp(self) -> int:

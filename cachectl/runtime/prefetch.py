@@ -211,9 +211,10 @@ class Prefetcher:
         if self._messages.outdated(request):
             return
         ahead = self._ahead(request)
-        start = self._leases.prefetch if own else self._leases.generate
+        slots = self._scheduler.speculative
+        start = slots.prefetch if own else slots.generate
         try:
-            grant = start(request.query_id, self._messages.request(ahead))
+            grant = self._leases.ahead(start, request.query_id, self._messages.request(ahead))
         except RagtreeError as error:
             # Logged, not raised: the caller is reporting on another query.
             _log.warning("a prefetch could not start", query_id=request.query_id, error=str(error))
@@ -239,7 +240,8 @@ class Prefetcher:
             return True
         ahead = self._exactly(request, request.prompt.of_prefix(range(documents)))
         try:
-            grant = self._leases.load(request.query_id, self._messages.request(ahead))
+            load = self._scheduler.speculative.load
+            grant = self._leases.ahead(load, request.query_id, self._messages.request(ahead))
         except RagtreeError as error:
             _log.warning("a load could not start", query_id=request.query_id, error=str(error))
             return True

@@ -113,7 +113,7 @@ class Instances:
 
         ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` takes no requests.
         """
-        self._tree.add_instance(instance, location, peers, kv_generator)
+        self._tiers.add_instance(instance, location, peers, kv_generator)
         self._track(instance)
 
     def retire(self, instance: str) -> None:

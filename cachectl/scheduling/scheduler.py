@@ -160,7 +160,7 @@ class Scheduler:
         """Take an instance's pending moves, for a delivery outside of plans. Raises UnknownInstance."""
         batch = MoveBatch(instance)
         self.tree.tiers.take_moves(batch)
-        self.tree.tiers.send(batch)
+        self.tree.tiers.under_way.begin(batch)
         self._note_writes(batch)
         return batch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cachectl.scheduling.instance_state import InstanceState
 from cachectl.scheduling.instances import Instances
 from cachectl.scheduling.request import Request, RequestBook, RequestKind, ScheduledRequest
 from cachectl.scheduling.routing import Router
@@ -85,9 +86,7 @@ class SpeculativeSlots:
         That takes a whole prompt's part of the step, which is free when all slots are held by requests that have their
         first tokens. One prefetch runs at a time.
         """
-        if not self._book.waits(query_id):
-            return False
-        state = self._instances.open().get(self._book.requests[query_id].instance)
+        state = self._state_of_waiting(query_id)
         return state is not None and state.has_room_for_prefetch()
 
     def prefetch(self, query_id: str, request: Request, now: float) -> Grant | None:
@@ -151,10 +150,14 @@ class SpeculativeSlots:
         return grant
 
     def _may_load(self, query_id: str) -> bool:
-        if not self._book.waits(query_id):
-            return False
-        state = self._instances.open().get(self._book.requests[query_id].instance)
+        state = self._state_of_waiting(query_id)
         return state is not None and not state.prefetches()
+
+    def _state_of_waiting(self, query_id: str) -> InstanceState | None:
+        """The instance that a request waits for; None if it does not wait, or if that is retired."""
+        if not self._book.waits(query_id):
+            return None
+        return self._instances.open().get(self._book.requests[query_id].instance)
 
     def may_generate(self, query_id: str) -> bool:
         """Whether a KV generator is idle, and none computes all documents of a waiting request already."""

@@ -9,26 +9,9 @@ from protocol.cache import TierStats, TreeNode, TreeView
 from protocol.plans import ControllerStats, InstanceLoad
 from protocol.tiers import Tier
 
-_SUMS = (
-    "running",
-    "queued",
-    "admitted",
-    "rejected",
-    "completed",
-    "failed",
-    "cancelled",
-    "expired",
-    "cached_tokens",
-    "computed_tokens",
-    "composed_tokens",
-    "planned_cached_tokens",
-    "planned_tokens",
-    "prepared_tokens",
-    "generated_tokens",
-    "peer_tokens",
-    "peer_failures",
-    "moves_given_up",
-)
+_NOT_SUMS = {"policy", "largest_overtake", "tiers", "planned_from", "instances"}
+_SUMS = [field for field in ControllerStats.__struct_fields__ if field not in _NOT_SUMS]
+_TIER_SUMS = ("capacity_tokens", "used_tokens", "pinned_tokens", "nodes", "evictions")
 
 
 def merged_stats(parts: Sequence[ControllerStats]) -> ControllerStats:
@@ -36,7 +19,7 @@ def merged_stats(parts: Sequence[ControllerStats]) -> ControllerStats:
     planned_from: Counter[Tier] = sum((Counter(part.planned_from) for part in parts), Counter())
     return msgspec.structs.replace(
         parts[0],
-        **{name: sum(getattr(part, name) for part in parts) for name in _SUMS},
+        **_sums(parts, _SUMS),
         largest_overtake=max(part.largest_overtake for part in parts),
         tiers=_merged_tiers([tier for part in parts for tier in part.tiers]),
         planned_from={tier: planned_from[tier] for tier in Tier},
@@ -61,19 +44,7 @@ def _merged_tiers(tiers: Sequence[TierStats]) -> tuple[TierStats, ...]:
     by_place: dict[tuple[Tier, str], list[TierStats]] = defaultdict(list)
     for tier in tiers:
         by_place[tier.tier, tier.place].append(tier)
-    return tuple(
-        TierStats(
-            tier,
-            parts[0].instance,
-            sum(part.capacity_tokens for part in parts),
-            sum(part.used_tokens for part in parts),
-            sum(part.pinned_tokens for part in parts),
-            sum(part.nodes for part in parts),
-            sum(part.evictions for part in parts),
-            place,
-        )
-        for (tier, place), parts in by_place.items()
-    )
+    return tuple(msgspec.structs.replace(parts[0], **_sums(parts, _TIER_SUMS)) for parts in by_place.values())
 
 
 def _merged_loads(loads: Sequence[InstanceLoad]) -> tuple[InstanceLoad, ...]:
@@ -95,3 +66,7 @@ def _merged_loads(loads: Sequence[InstanceLoad]) -> tuple[InstanceLoad, ...]:
 
 def _by_use(node: TreeNode) -> tuple[float, str]:
     return -node.frequency, node.content
+
+
+def _sums(parts: Sequence[object], fields: Sequence[str]) -> dict[str, int]:
+    return {field: sum(getattr(part, field) for part in parts) for field in fields}

@@ -11,11 +11,6 @@ from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, drop
 
 
-def supports(copy: Copy, cache: NodeCache) -> bool:
-    """Whether a node's copy supports its children's copies in a cache: the same one, or a slower one in its reach."""
-    return copy.cache.reaches(cache)
-
-
 def is_supported(parent: Node | None, cache: NodeCache, reserved: Sequence[Copy]) -> bool:
     """Whether a child of ``parent`` may lie in a cache. ``reserved`` copies of the same plan count as held."""
     if parent is None or parent.parent is None:
@@ -23,7 +18,7 @@ def is_supported(parent: Node | None, cache: NodeCache, reserved: Sequence[Copy]
     there = parent.copy_in(cache)
     if there is not None and there.held:
         return True
-    return any((copy.held or copy in reserved) and supports(copy, cache) for copy in parent.copies)
+    return any((copy.held or copy in reserved) and copy.cache.reaches(cache) for copy in parent.copies)
 
 
 def unsupported_below(node: Node) -> list[Copy]:
@@ -32,10 +27,10 @@ def unsupported_below(node: Node) -> list[Copy]:
     if node.parent is None:
         return orphans
     for cache in node.below:
-        if any(supports(copy, cache) and copy.held for copy in node.copies):
+        if any(copy.cache.reaches(cache) and copy.held for copy in node.copies):
             continue
         below = [copy for child in node.children if (copy := child.copy_in(cache)) is not None]
-        promised = any(supports(copy, cache) and not copy.condemned for copy in node.copies)
+        promised = any(copy.cache.reaches(cache) and not copy.condemned for copy in node.copies)
         orphans += [copy for copy in below if not copy.condemned and (copy.held or not promised)]
     return orphans
 

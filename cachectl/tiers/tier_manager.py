@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from cachectl.nodes.node import Copy, Node, NodeCache
+from cachectl.nodes.node import Copy, Node
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.copy_removal import CopyRemoval, is_supported
 from cachectl.tiers.eviction import Eviction
@@ -12,7 +12,7 @@ from cachectl.tiers.location import KvStorage, Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
-from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, drop
+from cachectl.tiers.pending_moves import MoveBatch, PendingMoves
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
 from protocol.kv import NO_PEERS, Pages, Peers
@@ -132,10 +132,6 @@ class TierManager:
             return False
         read_s = self.links.seconds(gpu.owner, copy.cache.location, node.room, Tier.HOST)
         return read_s <= _SMALL_PART * node.average_cost * node.tokens
-
-    def supports(self, copy: Copy) -> bool:
-        """Whether a copy's parent supports it."""
-        return is_supported(copy.node.parent, copy.cache, ())
 
     def insert(self, node: Node, cache: TierCache, pages: Pages | None) -> bool:
         """Register a copy that a tier holds already; False if it is unsupported, does not fit, or is to be dropped.
@@ -258,10 +254,6 @@ class TierManager:
 
     # Moves
 
-    def add_drop(self, key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> None:
-        """Have KV dropped that a cache holds and the tree does not know, or no longer wants."""
-        self.pending_moves.add(drop(key, tokens, cache, pages), cache.instance)
-
     def take_moves(self, batch: MoveBatch) -> None:
         """Put all pending moves that a batch's instance can carry out into the batch. Raises UnknownInstance."""
         places = self.location_of(batch.instance).places
@@ -276,18 +268,10 @@ class TierManager:
         places = self.location_of(instance).places
         return self.pending_moves.waits_for(instance, places, checks=len(self.gpus) > 1)
 
-    def send(self, batch: MoveBatch) -> None:
-        """Note that an instance has been given a batch."""
-        self.under_way.begin(batch)
-
     def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
         """End a batch that is carried out, but for the copies ``unwritten``; the keys that more instances find now."""
         confirmed = self.under_way.confirm(batch, unwritten, tick)
         return confirmed if len(self.gpus) > 1 else []
-
-    def return_moves(self, batch: MoveBatch, tick: float) -> None:
-        """End a batch that an instance took at request ``tick`` and may not have carried out: it is pending again."""
-        self.under_way.give_back(batch, tick)
 
     def _copy_at(self, key: str, tier: Tier, owner: str) -> Copy | None:
         node = self._find(bytes.fromhex(key))

@@ -18,6 +18,7 @@ from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.location import KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
+from cachectl.tiers.pending_moves import drop
 from cachectl.tiers.replication import Replication
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tiers.tier_manager import TierManager
@@ -28,7 +29,7 @@ from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
 from cachectl.tree.snapshot import NodeRecord
 from protocol.errors import ConfigError
-from protocol.kv import NO_PEERS, HeldNode, Peers
+from protocol.kv import HeldNode
 
 FREQUENCY_WINDOW_S = 86_400.0
 """The seconds whose accesses a node's frequency counts in serving: a day."""
@@ -92,15 +93,6 @@ class KnowledgeTree:
                     copy.cache.reconsider(copy)
 
     # Instances
-
-    def add_instance(
-        self, instance: str, location: str = "", peers: Peers = NO_PEERS, kv_generator: bool = False
-    ) -> None:
-        """Add an instance at a known location, with an empty GPU tier. Keep a known one.
-
-        ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` receives no requests.
-        """
-        self.tiers.add_instance(instance, location, peers, kv_generator)
 
     def remove_instance(self, instance: str) -> list[str]:
         """Remove a lost instance with its GPU's copies and its grants; the queries of those grants.
@@ -210,7 +202,7 @@ class KnowledgeTree:
         # A drop must not hit what a plan is about to put there, or still uses there, or what is yet to be swapped out.
         unknown = key not in self.registry.detached and (node is None or node.copy_in(cache) is None)
         if unknown and not self.tiers.pending_moves.frees(key.hex(), cache):
-            self.tiers.add_drop(key, held.tokens, cache, pages)
+            self.tiers.pending_moves.add(drop(key, held.tokens, cache, pages), cache.instance)
         if pages is not None and cache.allocator is not None:
             cache.allocator.see(pages.stamp)
 

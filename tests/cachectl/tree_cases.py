@@ -74,7 +74,7 @@ def tree_of(
         there = PageAllocator(arena.capacity // page_tokens, page_tokens) if arena is not None else None
         tree.tiers.add_location("elsewhere", host, disk, there, disk_name)
     for instance in elsewhere:
-        tree.add_instance(instance, "elsewhere")
+        tree.tiers.add_instance(instance, "elsewhere")
     if serving:
         for instance, gpu in tree.tiers.gpus.items():
             tree.tiers.links.join(instance, tree.tiers.locations[gpu.location].places, serving_at(instance))
@@ -167,7 +167,7 @@ def take_pending_moves(tree: KnowledgeTree, instance: str = "one") -> list[Move]
     """Have an instance take all its pending moves, without an answer from it."""
     batch = MoveBatch(instance)
     tree.tiers.take_moves(batch)
-    tree.tiers.send(batch)
+    tree.tiers.under_way.begin(batch)
     return batch.moves
 
 
@@ -175,7 +175,7 @@ def deliver(tree: KnowledgeTree, instance: str = "one", unwritten: Sequence[tupl
     """Have an instance carry out all its pending moves, and report the copies ``unwritten``."""
     batch = MoveBatch(instance)
     tree.tiers.take_moves(batch)
-    tree.tiers.send(batch)
+    tree.tiers.under_way.begin(batch)
     tree.tiers.confirm(batch, unwritten, tree.grants.tick)
     return batch.moves
 

@@ -2,6 +2,7 @@
 
 import pytest
 from controller_integrity import check_integrity
+from msgspec.structs import replace
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
@@ -94,7 +95,7 @@ def test_a_read_that_takes_too_long_fails_and_the_prompt_is_computed():
 
 def test_the_benchmark_counts_the_second_part_only_and_compares_ways():
     load = NetworkLoad(Documents(200, tokens=64), 100, 2.0)
-    device = DeviceProfile.shipped("a10g-7b").with_kv_bytes(131_072)
+    device = replace(DeviceProfile.shipped("a10g-7b"), kv_bytes_per_token=131_072)
     steps: dict[str, tuple[int, int]] = {}
     rows = NetworkBenchmark(device, ControllerSettings(max_running=4), load, 1024, 4096).run(
         [4], [1, 2], [10.0, 25.0], 0, lambda step, done, total: steps.update({step: (done, total)})

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
@@ -191,11 +192,9 @@ def test_a_grid_of_bad_points_is_refused(cached, new, seconds, why):
 def test_equal_grids_have_equal_points_and_survive_pickling():
     same = CostGrid(list(GRID.cached), list(GRID.new), [list(row) for row in GRID.points])
     assert same == GRID
-    assert hash(same) == hash(GRID)
     assert pickle.loads(pickle.dumps(GRID)) == GRID
     assert CostGrid((0, 1000), (100, 300), ((2.0, 4.0), (3.0, 9.5))) != GRID
     assert GRID != "a grid"
-    assert eval(repr(GRID)) == GRID
 
 
 class TestProfileFiles:
@@ -327,12 +326,12 @@ class TestDeviceProfile:
 
     def test_another_model_of_the_same_size_differs_in_kv_bytes(self):
         llama = DeviceProfile.shipped("a10g-7b")
-        mistral = llama.with_kv_bytes(131072)
+        mistral = replace(llama, kv_bytes_per_token=131072)
         assert mistral.load_seconds(1000, Tier.HOST) == llama.load_seconds(1000, Tier.HOST) / 4
         assert mistral.prefill_seconds(1000, 1000) == llama.prefill_seconds(1000, 1000)
         assert llama.kv_bytes_per_token == 524288
         with pytest.raises(ConfigError):
-            llama.with_kv_bytes(0)
+            replace(llama, kv_bytes_per_token=0)
 
 
 class TestTheShippedA10G:

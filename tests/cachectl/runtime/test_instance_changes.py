@@ -287,7 +287,7 @@ async def test_each_machine_uses_its_own_tiers(build, engines):
     await all_ready()
     # "one" has ended, so its machine is forgotten. When it comes back, it drops all its KV.
     await controller.delete_document(DocumentDeletion(("a",)))
-    assert list(controller.instances.locations) == ["elsewhere"]
+    assert list(controller.instances.tiers.locations) == ["elsewhere"]
     dropped = {(move.source, move.target, move.location) for move in engines.moves("far") if move.target is None}
     assert dropped == {(GPU, None, "elsewhere"), (HOST, None, "elsewhere"), (DISK, None, "elsewhere")}
     check_integrity(controller)
@@ -301,7 +301,7 @@ async def test_an_instance_may_restart_on_another_machine(build):
     assert controller.instances.at("") == {"one"}
     controller.instances.restart("far", "", [])
     assert controller.instances.at("") == {"one", "far"}
-    assert controller.instances.deserted == ["elsewhere"]
+    assert controller.instances.tiers.deserted == ["elsewhere"]
 
 
 async def test_a_machine_without_instances_is_forgotten_on_demand(build):
@@ -312,10 +312,10 @@ async def test_a_machine_without_instances_is_forgotten_on_demand(build):
     controller.instances.add("two", "", [holding(HOST, "x", 0)], "elsewhere")
     controller.instances.retire("one")
     controller.expire_leases()
-    assert controller.instances.deserted == [""]
-    controller.instances.remove_location("")
+    assert controller.instances.tiers.deserted == [""]
+    controller.forget_location("")
     check_integrity(controller)
-    assert list(controller.instances.locations) == ["elsewhere"]
+    assert list(controller.instances.tiers.locations) == ["elsewhere"]
     assert await cached(controller, "x") == [HOST]
     await fill(controller, "cd", "ef")
     assert await cached(controller, "cd") == [HOST, HOST]

@@ -88,7 +88,7 @@ async def test_a_new_instance_gets_requests_and_a_lost_one_gets_none(start):
     assert (await live.controller.admit(ask("on b"))).instance == "b"
     del fleet.engines["a"]
     assert await live.follow() is True
-    assert live.controller.instances.retired == {"a"}
+    assert live.controller.instances.tiers.retired == {"a"}
     assert await live.follow() is False, "an instance is retired once"
     await live.controller.complete(report("on a"))
     live.controller.expire_leases()
@@ -106,7 +106,7 @@ async def test_an_instance_that_returns_before_it_has_ended_gets_requests_again(
     fleet.engines["a"] = engine
     assert await live.follow() is True
     assert (await waits).instance == "a"
-    assert not live.controller.instances.retired
+    assert not live.controller.instances.tiers.retired
     assert await live.follow() is False
 
 
@@ -217,10 +217,10 @@ async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_
     await live.follow()
     now[0] = DESERTED_S - 1
     await live.follow()
-    assert set(live.controller.instances.locations) == {"machine", "elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"machine", "elsewhere"}
     now[0] = DESERTED_S + 1
     assert await live.follow()
-    assert set(live.controller.instances.locations) == {"elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"elsewhere"}
     check_integrity(live.controller)
     a.restarts()
     fleet.engines["c"] = a
@@ -247,7 +247,7 @@ async def test_time_without_any_instance_does_not_count(start):
     for engine in (a, b):
         engine.restarts()
     await live.follow()
-    assert set(live.controller.instances.locations) == {"machine", "elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"machine", "elsewhere"}
     assert Orders(everything=True) not in [*a.orders, *b.orders]
 
 
@@ -272,7 +272,7 @@ async def test_a_machine_that_joins_keeps_what_is_on_a_disk_of_others(start):
     fleet.engines["b"] = b
     await live.follow()
     assert b.orders == [Orders(everything=True, tiers=(GPU, HOST))]
-    assert live.controller.instances.places == {"machine", "elsewhere", "common"}
+    assert live.controller.instances.tiers.places == {"machine", "elsewhere", "common"}
     del fleet.engines["a"]
     await live.follow()
     assert await where(live, "d") == [DISK]
@@ -300,7 +300,7 @@ async def test_a_location_keeps_the_disk_that_it_came_with(start):
         fleet.engines[name] = Engine(boot=f"boot-{name}", disk="named")
         await live.follow()
         assert fleet.engines[name].orders == [Orders(everything=True, tiers=(GPU,))]
-    assert live.controller.instances.places == {"machine"}
+    assert live.controller.instances.tiers.places == {"machine"}
 
 
 async def test_a_shard_has_its_own_kv_dropped_only(tmp_path):
@@ -384,7 +384,7 @@ async def test_a_machine_that_was_forgotten_is_fenced_by_the_next_controller(sta
     after = await start(fleet, snapshot=snapshot)
     assert a.orders == [Orders(everything=True)]
     assert not any(orders.everything for orders in fleet.engines["b"].orders)
-    assert set(after.controller.instances.locations) == {"machine", "elsewhere"}
+    assert set(after.controller.instances.tiers.locations) == {"machine", "elsewhere"}
 
 
 async def test_a_deletion_does_not_wait_for_a_machine_without_instances(start):
@@ -394,7 +394,7 @@ async def test_a_deletion_does_not_wait_for_a_machine_without_instances(start):
     a = fleet.engines.pop("a")
     await live.follow()
     await live.controller.delete_document(DocumentDeletion(("h",), "tenant"))
-    assert set(live.controller.instances.locations) == {"elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"elsewhere"}
     a.restarts()
     a.reports = (held(HOST, "h"),)
     fleet.engines["a"] = a
@@ -418,7 +418,7 @@ async def test_the_last_machine_is_never_forgotten(start):
     fleet.engines.clear()
     for now[0] in (0.0, 2 * DESERTED_S, 4 * DESERTED_S):
         await live.follow()
-    assert list(live.controller.instances.locations) == ["machine"]
+    assert list(live.controller.instances.tiers.locations) == ["machine"]
 
 
 async def test_a_machine_that_comes_back_in_time_is_not_forgotten(start):

@@ -162,7 +162,7 @@ async def test_a_reinstated_instance_goes_on(build):
     assert (plan.boot, [node.source for node in plan.nodes]) == ("boot", [GPU, GPU])
     await controller.complete(report("x"))
     assert await done(tasks) == ["x", "y"]
-    assert not controller.instances.retired
+    assert not controller.instances.tiers.retired
 
 
 async def test_waiting_queries_go_to_the_first_reinstated_instance(build):
@@ -191,7 +191,7 @@ async def test_waiting_queries_go_to_a_retired_instance_that_restarts(build):
     controller.instances.restart("two", "", [])
     check_integrity(controller)
     assert (await task).instance == "two"
-    assert controller.instances.retired == {"one"}
+    assert controller.instances.tiers.retired == {"one"}
 
 
 # Running queries
@@ -203,13 +203,13 @@ async def test_a_retired_instance_completes_its_queries_and_is_removed(build):
     plan = await controller.admit(ask("runs", "ab"))
     assert (plan.instance, plan.boot) == ("one", "boot-1")
     controller.instances.retire("one")
-    assert (controller.instances.retired, set(controller.instances.boots)) == ({"one"}, {"one", "two"})
+    assert (controller.instances.tiers.retired, set(controller.instances.boots)) == ({"one"}, {"one", "two"})
     await controller.prefilled("runs")
     assert await cached(controller, "ab") == [None, None], "a query used the retired instance's cache"
     assert await caches(controller) == ["one", "two"]
     await controller.complete(report("runs"))
     controller.expire_leases()
-    assert (controller.instances.retired, set(controller.instances.boots)) == (set(), {"two"})
+    assert (controller.instances.tiers.retired, set(controller.instances.boots)) == (set(), {"two"})
     assert await caches(controller) == ["two"]
     assert not any("one" in where for where in caches_with_copies(await controller.tree(9, 1000)))
     stats = await controller.stats()

@@ -138,7 +138,7 @@ def test_documents_in_host_memory_favour_no_instance():
     scheduler.tree.pin("tenant", "a")
     batch = MoveBatch("one")
     scheduler.tree._replication.replicate(first, batch)
-    scheduler.tree.tiers.send(batch)
+    scheduler.tree.tiers.under_way.begin(batch)
     scheduler.delivered(batch, ())
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory, it takes 12 + 1 s on "one" and 10 + 1 s on the others, instead of 21 s.

@@ -54,7 +54,7 @@ def test_an_instance_added_again_starts_empty_and_without_pending_moves():
     tree.delete("a")
     ask(tree, "b", "two")
     tree.remove_instance("two")
-    tree.add_instance("two")
+    tree.tiers.add_instance("two")
     assert found(tree, "b", "two") == []
     assert tree.tiers.gpu("two").used == 0
     assert take_pending_moves(tree, "two") == []
@@ -63,7 +63,7 @@ def test_an_instance_added_again_starts_empty_and_without_pending_moves():
 def test_adding_a_known_instance_changes_nothing():
     tree = tree_of(2)
     ask(tree, "a")
-    tree.add_instance("one")
+    tree.tiers.add_instance("one")
     assert found(tree, "a") == [GPU]
 
 

@@ -238,13 +238,13 @@ def test_a_repeated_move_does_not_evict_a_newer_gpu_copy():
     pages = failed.moves[0].pages
     delivery = MoveBatch("one")
     tree.tiers.take_moves(delivery)
-    tree.tiers.send(delivery)
+    tree.tiers.under_way.begin(delivery)
     assert delivery.moves == failed.moves
     # The engine has the move before the plan for a, so host memory has a by the time the plan loads it.
     grant = begin(tree, "a")
     assert grant.documents[0].pages == pages
     tree.grants.complete(grant, kept=True)
-    tree.tiers.return_moves(delivery, failed.tick)
+    tree.tiers.under_way.give_back(delivery, failed.tick)
     assert take_pending_moves(tree) == [move("a", GPU, HOST, "one", evict=False, pages=pages)]
 
 
@@ -272,14 +272,14 @@ def test_moves_that_were_lost_with_three_instances_are_given_up_and_others_go_on
     begin(tree, "d")
     moving = [(DISK, None), (HOST, DISK)]
     for lost in ("one", "three", "four"):
-        tree.add_instance(lost)
+        tree.tiers.add_instance(lost)
         if lost != "one":
             batch = MoveBatch(lost)
             tree.tiers.take_moves(batch)
             assert [(taken.source, taken.target) for taken in batch.moves] == [*moving, (HOST, HOST)]
-            tree.tiers.send(batch)
+            tree.tiers.under_way.begin(batch)
             if given_back:
-                tree.tiers.return_moves(batch, tree.grants.tick)
+                tree.tiers.under_way.give_back(batch, tree.grants.tick)
         tree.remove_instance(lost)
         check_integrity(tree)
     assert tree.tiers.under_way.given_up == 2

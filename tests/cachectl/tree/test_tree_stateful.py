@@ -193,7 +193,7 @@ class TreeMachine(RuleBasedStateMachine):
         instance = instances[index % len(instances)]
         batch = MoveBatch(instance)
         self.tree.tiers.take_moves(batch)
-        self.tree.tiers.send(batch)
+        self.tree.tiers.under_way.begin(batch)
         self.check_reach(instance, batch.moves)
         self.deliveries.append(batch)
 
@@ -204,7 +204,7 @@ class TreeMachine(RuleBasedStateMachine):
         if answered:
             self.tree.tiers.confirm(batch, self.unwritten(batch, written, which), self.tree.grants.tick)
         else:
-            self.tree.tiers.return_moves(batch, self.tree.grants.tick + 0.5)
+            self.tree.tiers.under_way.give_back(batch, self.tree.grants.tick + 0.5)
 
     def unwritten(self, batch: MoveBatch, written: bool, which: int) -> list[tuple[bytes, Tier]]:
         """Nothing if all is ``written``; else one of the copies that a batch makes."""
@@ -231,7 +231,7 @@ class TreeMachine(RuleBasedStateMachine):
         host, disk, page = self.sizes
         arena = PageAllocator(host, page) if page > 1 else None
         self.tree.tiers.add_location(location, host * page, disk, arena, self.disk_name)
-        self.tree.add_instance(instance, location, serving_at(instance))
+        self.tree.tiers.add_instance(instance, location, serving_at(instance))
 
     @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere", "common"]), opens=st.booleans())
     def close_link(self, index: int, location: str, opens: bool) -> None:

@@ -118,7 +118,7 @@ class Traffic:
     def replace_instance(self) -> None:
         """Remove the second instance with its plans, or add it again."""
         if "two" not in self.tree.tiers.gpus:
-            self.tree.add_instance("two")
+            self.tree.tiers.add_instance("two")
             return
         self.tree.remove_instance("two")
         self.plane.caches.pop((GPU, "two"), None)
