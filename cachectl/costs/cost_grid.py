@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from protocol.errors import ConfigError, InvalidRequest
 
 
-class CostGrid:
+class CostGrid:  # noqa: PLW1641  # nobody needs its hash
     """Prefill seconds over cached and new tokens: ``seconds[i][j]`` is T(cached[i], new[j]), kept as ``points``.
 
     Inside the grid, the time is bilinear between the four surrounding points, and exact at each. Outside:
@@ -29,7 +29,7 @@ class CostGrid:
     slope or the launch cost of fewer tokens is used instead.
 
     Raises ConfigError unless both axes have two points or more, strictly increasing from 0 or above, and ``seconds``
-    has a positive finite number for each pair. Immutable; grids with equal points are equal.
+    has a positive finite number for each pair. Grids with equal points are equal.
     """
 
     def __init__(self, cached: Sequence[int], new: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:
@@ -85,9 +85,6 @@ class CostGrid:
         if not isinstance(other, CostGrid):
             return NotImplemented
         return (self.cached, self.new, self.points) == (other.cached, other.new, other.points)
-
-    def __hash__(self) -> int:
-        return hash((self.cached, self.new, self.points))
 
 
 def _cells_of(

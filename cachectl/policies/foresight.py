@@ -12,8 +12,7 @@ from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import Arrival, ReplacementPolicy
 from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
-from cachectl.policies.reuse.history import Example, Histories, History
-from cachectl.policies.reuse.model import ReuseModel
+from cachectl.policies.reuse import Example, Histories, History, ReuseModel
 from cachectl.policies.sampled_order import SampledOrder
 
 HORIZON = 0.2

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from cachectl.branches import KeptBranches
-from cachectl.costs.device_profile import Costs
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.runtime.composing import Gate, ReuseRule, TreeRule
@@ -21,7 +20,7 @@ from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.messages import Messages, Namespaces, lost_at_peers, lost_copies
 from cachectl.runtime.peer_reads import PeerReads
-from cachectl.runtime.prefetch import BackgroundPrefills, Prefetcher
+from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.recovery import Recovery
 from cachectl.runtime.statistics import Statistics
 from cachectl.runtime.tombstones import Tombstones
@@ -64,7 +63,7 @@ class Engines(NamedTuple):
     ``step`` is None if steps are unbounded, ``composing`` if engines cannot compose.
     """
 
-    costs: Costs
+    costs: TreeCosts
     step: StepBudget | None = None
     composing: ComposingInfo | None = None
 
@@ -99,6 +98,8 @@ class Controller:
         query_timeout_s: float = 300.0,
     ) -> None:
         costs, step, composing = engines
+        if composing is not None:
+            costs = costs._replace(move_s=composing.move_s)
         self._settings = settings
         self._clock = clock
         lookahead = Lookahead()
@@ -106,12 +107,7 @@ class Controller:
             create_policy(settings.policy, lookahead),
             storage,
             instances,
-            TreeCosts(
-                costs.prefill_seconds,
-                costs.load_seconds,
-                costs.peer_seconds(1),
-                composing.move_s if composing is not None else 0.0,
-            ),
+            costs,
             FREQUENCY_WINDOW_S,
             arena=storage.arena(),
             composes=composing is not None and settings.reuse is not Reuse.EXACT,
@@ -119,7 +115,7 @@ class Controller:
         )
         branch_tokens = composing.branch_tokens if composing is not None else 0
         branches = KeptBranches(
-            lambda: create_policy(settings.policy, lookahead), shard.share(branch_tokens), costs.prefill_seconds
+            lambda: create_policy(settings.policy, lookahead), shard.share(branch_tokens), costs.prefill
         )
         self._scheduler = Scheduler(
             self._tree,
@@ -171,13 +167,13 @@ class Controller:
             reuse,
             trees,
         )
-        self._prefills = BackgroundPrefills(self._leases, executor, self._peer_reads) if executor is not None else None
         self._prefetcher = Prefetcher(
             self._scheduler,
             self._leases,
             self._deliveries,
             self._messages,
-            self._prefills,
+            executor,
+            self._peer_reads,
             settings.prepare_after_s,
         )
         self._statistics = Statistics(
@@ -187,20 +183,15 @@ class Controller:
     # The path of a query
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
-        """Decide about generating on what a stage of the search has found: content keys in prompt order.
-
-        KEEP on final documents confirms the query's speculation: its plan is like any other from then on.
-        """
+        """Decide about generating on what a stage of the search has found. A confirmed plan is like any other."""
         if not self._settings.speculation:
             return SpeculationDecision.WAIT
         return self._speculations.decide(query_id, documents, final)
 
     async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
-        """Lease a plan to generate on a query's provisional documents.
+        """Lease a plan to generate on provisional documents; None if there is no room, or if nothing may be kept.
 
-        ``request`` has its own id, under which the plan is completed. Its prompt has as many of the documents as
-        fit. Returns None if there is no room, or if nothing may be kept. Raises InvalidRequest for an id that waits or
-        runs already.
+        Its prompt has as many of the documents as fit. Raises InvalidRequest for an id that waits or runs already.
         """
         if not self._settings.speculation:
             return None
@@ -265,10 +256,7 @@ class Controller:
         self._statistics.count_completion(report)
 
     async def lose(self, instance: str, lost: Sequence[LostCopy]) -> None:
-        """Record copies that an instance has reported as lost together with another shard's plan.
-
-        An engine reports its losses with whatever plan is next. Raises UnknownNode for a malformed key.
-        """
+        """Record copies that an instance has reported as lost with another shard's plan. Raises UnknownNode."""
         self._tree.grants.lose(instance, lost_copies(lost))
         self._peer_reads.lose(lost_at_peers(lost))
         self._deliveries.start()
@@ -276,10 +264,7 @@ class Controller:
     # What operators and idle time do
 
     async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
-        """Lease a plan that brings the request's documents into the tree. It is completed like any other.
-
-        Only an idle instance gets one, so that warming never delays a query.
-        """
+        """Lease a plan on an idle instance, so that warming never delays a query."""
         self.expire_leases()
         if self._messages.outdated(request):
             return NotWarmed.OUTDATED
@@ -306,11 +291,7 @@ class Controller:
             self._tree.unpin(namespace, path.contents)
 
     async def delete_document(self, deletion: DocumentDeletion) -> int:
-        """Delete a document's chunks from every tier, as ``Deletion.delete`` says. Returns the number of nodes removed.
-
-        Raises DeadlineExceeded if the queries that use it do not end in time, and Unavailable if an instance cannot be
-        reached; calling again continues the deletion.
-        """
+        """Delete a document's chunks from every tier, as ``Deletion.delete`` says."""
         return await self._deletion.delete(deletion)
 
     async def clear(self) -> int:
@@ -357,8 +338,7 @@ class Controller:
 
     async def computed_ahead(self) -> None:
         """Wait until no prefill runs that no query waits for."""
-        if self._prefills is not None:
-            await self._prefills.all_ended()
+        await self._prefetcher.all_ended()
 
     def expire_leases(self) -> None:
         """End leases that have run out, and retry deliveries and prefetches that wait. Call this regularly."""

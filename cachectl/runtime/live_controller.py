@@ -253,7 +253,7 @@ class LiveController:
             self._settings,
             [instance],
             self._clock,
-            Engines(profile, self._shard.step(step), composing),
+            Engines(profile.costs, self._shard.step(step), composing),
             self._storage(memory) if memory is not None else KvStorage(Capacities(0)),
             executor=EngineExecutor(self._instances),
             shard=self._shard,

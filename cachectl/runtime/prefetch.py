@@ -58,59 +58,10 @@ class EndedPrefill(NamedTuple):
 _FAILED = EndedPrefill(None, [], {}, failed=True)
 
 
-class BackgroundPrefills:
-    """Has the ``executor`` carry out leased plans, and completes their leases. Belongs to one event loop."""
-
-    def __init__(self, leases: Leases, executor: Executor, peer_reads: PeerReads) -> None:
-        self._leases = leases
-        self._executor = executor
-        self._peer_reads = peer_reads
-        self._running: set[asyncio.Task[EndedPrefill]] = set()
-
-    def start(self, plan: PrefillPlan, ended: Callable[[EndedPrefill], None]) -> asyncio.Task[EndedPrefill]:
-        """Start a plan; cancelling the task ends it. ``ended`` is called at the end, once its lease is completed."""
-        task = asyncio.get_running_loop().create_task(self._prefill(plan))
-        self._running.add(task)
-
-        # A callback, because a task that is cancelled before its first step runs none of its code.
-        def complete(task: asyncio.Task[EndedPrefill]) -> None:
-            outcome = _FAILED if task.cancelled() else task.result()
-            if outcome.prefill is not None:
-                # Before others are planned.
-                self._peer_reads.lose(outcome.at_peers)
-                self._peer_reads.record(plan.instance, outcome.prefill.peers)
-            try:
-                self._leases.complete(plan.query_id, outcome.prefill is not None, outcome.lost)
-            except UnknownPlan:
-                # Its lease has run out, or ended with its instance.
-                outcome = _FAILED
-            self._running.discard(task)
-            ended(outcome)
-
-        task.add_done_callback(complete)
-        return task
-
-    async def all_ended(self) -> None:
-        """Wait until none runs, including those that start as others end."""
-        while self._running:
-            await asyncio.wait(set(self._running))
-
-    async def _prefill(self, plan: PrefillPlan) -> EndedPrefill:
-        try:
-            prefill = await self._executor.prefill(plan)
-            lost = prefill.lost if prefill is not None else ()
-            return EndedPrefill(prefill, lost_copies(lost), lost_at_peers(lost))
-        except RagtreeError as error:
-            _log.warning("a background prefill failed", plan_id=plan.query_id, error=str(error))
-        except Exception:
-            _log.exception("a background prefill failed", plan_id=plan.query_id)
-        return _FAILED
-
-
 class Prefetcher:
     """Prefills for requests that wait longer than ``after_s`` seconds, the longest waiting first.
 
-    A prefetch that gave way to a request is tried again. ``after_s`` of None, or no ``prefills``, switches prefetching
+    A prefetch that gave way to a request is tried again. ``after_s`` of None, or no ``executor``, switches prefetching
     off. ``prefetched_tokens`` counts the tokens that were computed or loaded from slower tiers, and
     ``generated_tokens`` those of them that KV generators computed. Belongs to one event loop.
     """
@@ -121,14 +72,16 @@ class Prefetcher:
         leases: Leases,
         deliveries: Deliveries,
         messages: Messages,
-        prefills: BackgroundPrefills | None,
+        executor: Executor | None,
+        peer_reads: PeerReads,
         after_s: float | None,
     ) -> None:
         self._scheduler = scheduler
         self._leases = leases
         self._deliveries = deliveries
         self._messages = messages
-        self._prefills = prefills
+        self._executor = executor
+        self._peer_reads = peer_reads
         self._after_s = after_s
         self._numbers = count(1)
         # In the order in which they became overdue.
@@ -150,7 +103,7 @@ class Prefetcher:
         If the wait fails, its prefetch is cancelled. So are the work of a KV generator and a load once the request's
         turn has come: they would come too late.
         """
-        if self._prefills is None or self._after_s is None:
+        if self._executor is None or self._after_s is None:
             yield
             return
         timer = asyncio.get_running_loop().call_later(self._after_s, self._became_overdue, request)
@@ -222,10 +175,10 @@ class Prefetcher:
         if grant is not None:
             plan = self._messages.plan(ahead, grant, speculative=True)
             self._deliveries.start()
-            assert self._prefills is not None
+            assert self._executor is not None
             if not own:
                 self._generating.add(request.query_id)
-            self._running[request.query_id] = self._prefills.start(plan, partial(self._ended, request, plan))
+            self._running[request.query_id] = self._carry_out(self._executor, plan, partial(self._ended, request, plan))
 
     def _to_load(self, query_id: str) -> int:
         """How many documents to load for a request; 0 if none, if it is not overdue, or if that was done before."""
@@ -249,8 +202,8 @@ class Prefetcher:
             self._loaded[request.query_id] = documents
             plan = self._messages.plan(ahead, grant, speculative=True)
             self._deliveries.start()
-            assert self._prefills is not None
-            self._loading[request.query_id] = self._prefills.start(plan, partial(self._load_ended, request))
+            assert self._executor is not None
+            self._loading[request.query_id] = self._carry_out(self._executor, plan, partial(self._load_ended, request))
         return False
 
     def _load_ended(self, request: AdmissionRequest, outcome: EndedPrefill) -> None:
@@ -285,3 +238,42 @@ class Prefetcher:
             self._overdue = {request.query_id: request, **self._overdue}
         self.start()
         self._deliveries.start()
+
+    async def all_ended(self) -> None:
+        """Wait until no prefill runs, including those that start as others end."""
+        while running := {*self._running.values(), *self._loading.values()}:
+            await asyncio.wait(running)
+
+    def _carry_out(
+        self, executor: Executor, plan: PrefillPlan, ended: Callable[[EndedPrefill], None]
+    ) -> asyncio.Task[EndedPrefill]:
+        """Start a leased plan; cancelling the task ends it. ``ended`` is called once its lease is completed."""
+        task = asyncio.get_running_loop().create_task(self._prefilled(executor, plan))
+
+        # A callback, because a task that is cancelled before its first step runs none of its code.
+        def complete(task: asyncio.Task[EndedPrefill]) -> None:
+            outcome = _FAILED if task.cancelled() else task.result()
+            if outcome.prefill is not None:
+                # Before others are planned.
+                self._peer_reads.lose(outcome.at_peers)
+                self._peer_reads.record(plan.instance, outcome.prefill.peers)
+            try:
+                self._leases.complete(plan.query_id, outcome.prefill is not None, outcome.lost)
+            except UnknownPlan:
+                # Its lease has run out, or ended with its instance.
+                outcome = _FAILED
+            ended(outcome)
+
+        task.add_done_callback(complete)
+        return task
+
+    async def _prefilled(self, executor: Executor, plan: PrefillPlan) -> EndedPrefill:
+        try:
+            prefill = await executor.prefill(plan)
+            lost = prefill.lost if prefill is not None else ()
+            return EndedPrefill(prefill, lost_copies(lost), lost_at_peers(lost))
+        except RagtreeError as error:
+            _log.warning("a background prefill failed", plan_id=plan.query_id, error=str(error))
+        except Exception:
+            _log.exception("a background prefill failed", plan_id=plan.query_id)
+        return _FAILED

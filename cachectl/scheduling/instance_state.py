@@ -17,18 +17,6 @@ class InstanceState:
     before its first token.
     """
 
-    __slots__ = (
-        "_max_running",
-        "_step",
-        "backlog_s",
-        "handing_over",
-        "queue",
-        "rank",
-        "running",
-        "speculations",
-        "step_tokens",
-    )
-
     def __init__(self, queue: CacheAwareQueue, max_running: int, step: StepBudget | None, rank: int = 0) -> None:
         self.queue = queue
         self.rank = rank

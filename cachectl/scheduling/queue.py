@@ -33,8 +33,14 @@ class Work(NamedTuple):
 
     @property
     def priority(self) -> float:
-        """The query's priority, as ``priority`` gives it."""
-        return priority(self.cached_tokens, self.computed_tokens)
+        """Cached tokens for each token to compute, of which there is at least one (RAGCache, section 5.2).
+
+        Raises InvalidRequest for negative numbers.
+        """
+        cached, computed = self.cached_tokens, self.computed_tokens
+        if cached < 0 or computed < 0:
+            raise InvalidRequest(f"{cached} cached and {computed} computed tokens: neither may be negative")
+        return cached / max(1, computed)
 
 
 class Turn(NamedTuple):
@@ -44,18 +50,8 @@ class Turn(NamedTuple):
     overtaken: int
 
 
-def priority(cached_tokens: int, computed_tokens: int) -> float:
-    """Cached tokens for each token to compute, of which there is at least one: OrderPriority of RAGCache, section 5.2.
-
-    Raises InvalidRequest for negative numbers.
-    """
-    if cached_tokens < 0 or computed_tokens < 0:
-        raise InvalidRequest(f"{cached_tokens} cached and {computed_tokens} computed tokens: neither may be negative")
-    return cached_tokens / max(1, computed_tokens)
-
-
 class CacheAwareQueue:
-    """At most ``max_queued`` waiting queries, served by ``priority``; of equals the older first.
+    """At most ``max_queued`` waiting queries, served by the priority of their work; of equals the older first.
 
     A query is overtaken when a younger one is served while it waits. That happens at most ``window`` times: then it is
     served next. So a query with p others ahead of it is served by the (p + ``window`` + 1)th pop after it came, and a
@@ -111,10 +107,6 @@ class CacheAwareQueue:
     def soonest(self, count: int) -> list[str]:
         """The ``count`` queries of highest known priority, whose turns come next unless one may wait no longer."""
         return [query_id for _, _, query_id in heapq.nsmallest(count, self._waiting.values())]
-
-    def overtaken(self, query_id: str) -> int:
-        """How many younger queries were served since this one came. Raises UnknownPlan if it does not wait."""
-        return self._overtaken(self._entry(query_id))
 
     def push(self, query_id: str, work: Work) -> None:
         """Add a query. O(log n).

@@ -66,20 +66,6 @@ class ScheduledRequest:
     in ``prefetched_by``.
     """
 
-    __slots__ = (
-        "contents",
-        "grant",
-        "instance",
-        "keys",
-        "kind",
-        "prefetched_by",
-        "prefix",
-        "request",
-        "seconds",
-        "step_share",
-        "tokens",
-    )
-
     def __init__(self, request: Request, kind: RequestKind) -> None:
         self.request = request
         self.kind = kind

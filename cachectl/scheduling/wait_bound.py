@@ -20,8 +20,6 @@ class WaitBound:
     the bound. An infinite slack is no bound.
     """
 
-    __slots__ = ("_backlog_s", "_lately", "_served_s", "_slack", "_waiting")
-
     def __init__(self, slack: float) -> None:
         self._slack = slack
         self._served_s = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from cachectl.nodes.node import Copy, Node, NodeCache
-from cachectl.tiers.copy_removal import CopyRemoval
+from cachectl.tiers.eviction import CopyRemoval
 from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, check, drop
 from protocol.kv import Move
 from protocol.repeating import Attempts

@@ -22,8 +22,6 @@ _KEPT = 0.9
 class _Rate:
     """The seconds and tokens of an instance's reads from a tier of a location, the latest ones weighing most."""
 
-    __slots__ = ("seconds", "tokens")
-
     def __init__(self) -> None:
         self.seconds = 0.0
         self.tokens = 0.0

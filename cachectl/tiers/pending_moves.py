@@ -19,8 +19,6 @@ class MoveBatch:
     nothing that any waiting request needs.
     """
 
-    __slots__ = ("ahead", "instance", "moves", "writes")
-
     def __init__(self, instance: str, ahead: bool = False) -> None:
         self.instance = instance
         self.ahead = ahead

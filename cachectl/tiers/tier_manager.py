@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from cachectl.nodes.node import Copy, Node
 from cachectl.policies.base import ReplacementPolicy
-from cachectl.tiers.copy_removal import CopyRemoval, is_supported
-from cachectl.tiers.eviction import Eviction
+from cachectl.tiers.eviction import CopyRemoval, Eviction, is_supported
 from cachectl.tiers.location import KvStorage, Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
 from cachectl.tiers.page_allocator import PageAllocator
@@ -62,7 +61,7 @@ class TierManager:
         self.pending_moves = PendingMoves(self._copy_at)
         self.removal = CopyRemoval(self.pending_moves, self.gpus, forget)
         self.under_way = MovesUnderWay(self.pending_moves, self.removal)
-        self.eviction = Eviction(policy, self.under_way, self.removal, forget, self._serves)
+        self.eviction = Eviction(policy, self.under_way.may_delete, self.removal, forget, self._serves)
 
     def __iter__(self) -> Iterator[TierCache]:
         """Every cache, the instances' own first."""

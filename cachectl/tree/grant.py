@@ -28,24 +28,6 @@ class Grant(MoveBatch):
     it was completed because its instance is gone.
     """
 
-    __slots__ = (
-        "completed",
-        "computed_tokens",
-        "documents",
-        "dropped_branches",
-        "ends",
-        "fallback",
-        "first",
-        "locked",
-        "overtaken",
-        "prefilled",
-        "query_id",
-        "recompute_share",
-        "reserved",
-        "revoked",
-        "tick",
-    )
-
     def __init__(self, query_id: str, instance: str, tick: int, computed_tokens: int, ahead: bool = False) -> None:
         super().__init__(instance, ahead)
         self.query_id = query_id

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.policies.base import Arrival, ReplacementPolicy
-from cachectl.tiers.copy_removal import is_supported
+from cachectl.tiers.eviction import is_supported
 from cachectl.tiers.replication import Replication
 from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.composed_path import Path, compose, peer_of, used_keys

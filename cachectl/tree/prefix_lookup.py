@@ -9,8 +9,7 @@ from typing import NamedTuple
 from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tiers.tier_manager import TierManager
-from cachectl.tree.compose_or_compute import ComposeOrCompute, Composing
-from cachectl.tree.load_or_recompute import LoadCost, Loading, LoadOrRecompute, TreeCosts
+from cachectl.tree.load_or_recompute import ComposeOrCompute, Composing, LoadCost, Loading, LoadOrRecompute, TreeCosts
 from cachectl.tree.node_registry import NodeRegistry
 from protocol.plans import Fallback
 from protocol.tiers import Tier

@@ -24,7 +24,6 @@ class NodeRecord(msgspec.Struct, frozen=True):
     namespace: str
     path: tuple[str, ...]
     tokens: int
-    # Stores from before the rename have this name.
     caches: tuple[str, ...] = msgspec.field(name="places")
     accesses: int
     last_access: int
@@ -33,14 +32,11 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class DeletionRecord(msgspec.Struct, frozen=True):
-    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from.
-
-    Snapshots of earlier versions have a time in its place, which says nothing of the order.
-    """
+    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from."""
 
     content: str
     namespace: str | None
-    gone_at: StoreRevision | None = None
+    gone_at: StoreRevision
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from controller_integrity import check_integrity
-from controller_under_test import LEASE_S, Clock, Costs, ask, report, waiting
+from controller_under_test import LEASE_S, Clock, ask, costs, report, waiting
 from varied import varied
 
 from cachectl.runtime.controller import LEASE_IN_QUERIES, Controller, Engines
@@ -32,7 +32,7 @@ class Turns:
             varied(ControllerSettings, **({"policy": "LRU", "max_running": 1, "max_queued": 10} | bounds)),
             [f"instance-{index}" for index in range(instances)],
             self.clock,
-            Engines(Costs(prefill_s=prefill_s), engine_step),
+            Engines(costs(prefill_s=prefill_s), engine_step),
             KvStorage(Capacities(gpu, host)),
             executor=executor,
             query_timeout_s=LEASE_S / LEASE_IN_QUERIES,

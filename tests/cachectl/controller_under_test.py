@@ -11,6 +11,7 @@ from cachectl.nodes.keys import path_keys
 from cachectl.runtime.controller import LEASE_IN_QUERIES, Controller, Engines
 from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.cache import CachePath
 from protocol.kv import HeldNode, Pages
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
@@ -37,21 +38,9 @@ class Clock:
         return self.now
 
 
-class Costs:
+def costs(load_s: float = 0.0, prefill_s: float = 1.0) -> TreeCosts:
     """Prefills take ``prefill_s`` seconds per token, loads ``load_s``."""
-
-    def __init__(self, load_s: float = 0.0, prefill_s: float = 1.0) -> None:
-        self._load_s = load_s
-        self._prefill_s = prefill_s
-
-    def prefill_seconds(self, cached: int, new: int) -> float:
-        return new * self._prefill_s
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        return tokens * self._load_s
-
-    def peer_seconds(self, tokens: int) -> float:
-        return 0.0
+    return TreeCosts(lambda cached, new: new * prefill_s, lambda tokens, tier: tokens * load_s)
 
 
 @contextmanager
@@ -82,7 +71,7 @@ def checked_controllers(
             varied(ControllerSettings, **({"prepare_after_s": None} | defaults | settings)),
             instances or ["one"],
             clock,
-            Engines(Costs(load_s), step, composing),
+            Engines(costs(load_s), step, composing),
             KvStorage(Capacities(gpu, host, disk), page_tokens, fingerprint, location),
             executor=executor,
             query_timeout_s=LEASE_S / LEASE_IN_QUERIES,

@@ -1,7 +1,7 @@
 """How long plans are leased."""
 
 import pytest
-from controller_under_test import Clock, Costs, ask
+from controller_under_test import Clock, ask, costs
 
 from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
@@ -12,7 +12,7 @@ from cachectl.tiers.location import Capacities, KvStorage
 async def test_leases_outlive_queries(timeout_s):
     clock = Clock()
     storage = KvStorage(Capacities(100))
-    controller = Controller(ControllerSettings(), ["one"], clock, Engines(Costs()), storage, query_timeout_s=timeout_s)
+    controller = Controller(ControllerSettings(), ["one"], clock, Engines(costs()), storage, query_timeout_s=timeout_s)
     await controller.admit(ask("query"))
     clock.now = 2 * timeout_s
     controller.expire_leases()

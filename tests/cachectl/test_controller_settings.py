@@ -2,7 +2,7 @@
 
 import pytest
 from controller_integrity import check_integrity
-from controller_under_test import Clock, Costs
+from controller_under_test import Clock, costs
 from pydantic import ValidationError
 
 from cachectl.runtime.controller import Controller, Engines
@@ -35,4 +35,4 @@ def test_invalid_settings_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller():
-    check_integrity(Controller(ControllerSettings(), ["one"], Clock(), Engines(Costs()), KvStorage(Capacities(0))))
+    check_integrity(Controller(ControllerSettings(), ["one"], Clock(), Engines(costs()), KvStorage(Capacities(0))))

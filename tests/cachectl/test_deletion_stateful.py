@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from controller_integrity import check_integrity
-from controller_under_test import Clock, Costs, ask, report
+from controller_under_test import Clock, ask, costs, report
 from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -76,7 +76,7 @@ class Deletions(RuleBasedStateMachine):
 
     def new_controller(self) -> Controller:
         limits = ControllerSettings(prepare_after_s=None, policy="LRU")
-        return Controller(limits, ["one"], self.clock, Engines(Costs()), KvStorage(Capacities(1000, 1000)))
+        return Controller(limits, ["one"], self.clock, Engines(costs()), KvStorage(Capacities(1000, 1000)))
 
     def open(self) -> None:
         self.documents = Documents(Orphans(self.clock), self.clock)

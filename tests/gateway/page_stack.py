@@ -197,7 +197,7 @@ class PageStack:
             ControllerSettings(prepare_after_s=None),
             ["engine-0"],
             time.monotonic,
-            Engines(DeviceProfile.shipped("a10g-7b"), StepBudget(CONTEXT, CONTEXT)),
+            Engines(DeviceProfile.shipped("a10g-7b").costs, StepBudget(CONTEXT, CONTEXT)),
             KvStorage(Capacities(gpu, host, 0)),
         )
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from controller_integrity import check_integrity
-from controller_under_test import TOKENS, Clock, Costs, ask, path, report, sources
+from controller_under_test import TOKENS, Clock, ask, costs, path, report, sources
 
 from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
@@ -65,7 +65,7 @@ class Cluster:
                     ControllerSettings(**{"prepare_after_s": None, "policy": "LRU"} | settings),
                     ["one", "two"],
                     clock,
-                    Engines(Costs()),
+                    Engines(costs()),
                     KvStorage(Capacities(2 * TOKENS, shard.share(PAGES), 0), first_page=shard.first(PAGES)),
                     shard=shard,
                     executor=self.engines,
