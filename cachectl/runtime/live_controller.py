@@ -8,11 +8,11 @@ import structlog
 from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.costs.stored_profile import load_or_measure
+from cachectl.costs.profiling import load_or_measure
 from cachectl.runtime.composing import Gate, GateFolder
 from cachectl.runtime.controller import Controller, Engines
 from cachectl.runtime.executor import EngineExecutor, LiveEngine, LiveInstances
-from cachectl.runtime.joining import DeletionFence, disk_of, kv_difference
+from cachectl.runtime.instance_registry import DeletionFence, disk_of, kv_difference
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.location import Capacities, KvStorage

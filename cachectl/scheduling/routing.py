@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 from heapq import nsmallest
 from typing import NamedTuple
 
-from cachectl.scheduling.instance_state import InstanceState
-from cachectl.scheduling.instances import Instances
+from cachectl.scheduling.instances import Instances, InstanceState
 from cachectl.scheduling.request import RequestBook, ScheduledRequest
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.prefix_lookup import CachedPrefix

@@ -17,7 +17,7 @@ from cachectl.scheduling.instances import Instances
 from cachectl.scheduling.queue import Work
 from cachectl.scheduling.request import Request, RequestBook, RequestKind, ScheduledRequest
 from cachectl.scheduling.routing import Router
-from cachectl.scheduling.speculative_slots import SpeculativeSlots
+from cachectl.scheduling.speculation import SpeculativeSlots
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree

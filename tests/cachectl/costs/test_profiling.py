@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.costs.profiling import profile, quick_axes
-from cachectl.costs.stored_profile import load_or_measure
+from cachectl.costs.profiling import load_or_measure, profile, quick_axes
 from protocol.errors import ConfigError, EngineDied, InvalidRequest
 from protocol.generation import EngineInfo, PrefillCost, StepBudget
 from protocol.kv import KvMemory

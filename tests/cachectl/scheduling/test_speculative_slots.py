@@ -18,7 +18,7 @@ from scheduler_cases import (
 
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.request import Request
-from cachectl.scheduling.speculative_slots import SpeculativeSlots
+from cachectl.scheduling.speculation import SpeculativeSlots
 from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
