@@ -219,7 +219,10 @@ def _store(device: DeviceProfile, path: Path) -> None:
 
 @asynccontextmanager
 async def one_at_a_time(folder: Path) -> AsyncIterator[None]:
-    """Hold a lock on a folder that the processes share, which ends with the process. Without a folder, hold none."""
+    """Hold a lock on a folder that the processes share, which ends with the process. Without a folder, hold none.
+
+    Two that measure the same engine at once disturb each other.
+    """
     descriptor = _opened(folder)
     if descriptor is None:
         # Nothing can be kept there, so others have to measure in any case.

@@ -163,6 +163,8 @@ def kv_difference(others: KvMemory | None, own: KvMemory | None) -> str:
 class DeletionFence:
     """Suspects the KV in all places, machines and disks, that the controller does not know.
 
+    It may be of documents that were deleted while an instance that joins was away.
+
     While a controller starts, it knows the places of its predecessor, if that has left a snapshot. Without one, it
     cannot tell, and nothing is suspected then. ``started`` says whether it has.
     """

@@ -104,6 +104,7 @@ _SOONEST = 16
 class SpeculativeSlots:
     """Speculations on provisional documents, and prefetches for requests that wait.
 
+    They fill room that requests leave empty, and make way for them. Loads go on beside whatever runs.
     ``start(request, now)`` admits a routed request to the tree.
     """
 

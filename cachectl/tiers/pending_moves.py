@@ -80,7 +80,7 @@ class PendingMoves:
         # What a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
         for move in reversed([move for move in self if self._is_for(instance, places, move)]):
-            self._remove(move)
+            self.void(move)
             frees = move.evict and self._is_free(move)
             copy = self.target(move)
             checks = move.source is move.target
@@ -101,9 +101,7 @@ class PendingMoves:
 
     def lose(self, instance: str) -> list[Move]:
         """Void the moves of a removed instance's GPU, and return them. Others at its location may take the rest."""
-        void = [move for move in self if move.instance == instance]
-        for move in void:
-            self._remove(move)
+        void = self._void_where(lambda move: move.instance == instance)
         for move, (tick, owner) in self._moves.items():
             if owner == instance:
                 self._moves[move] = tick, None
@@ -111,10 +109,6 @@ class PendingMoves:
                 if copy is not None and copy.writer is not None:
                     copy.cache.pass_on(copy, "")
         return void
-
-    def void(self, move: Move) -> None:
-        """Take out a pending move that nobody is to carry out."""
-        self._remove(move)
 
     def waits_for(self, instance: str, places: Collection[str], checks: bool = True) -> bool:
         """Whether an instance has anything to take; without ``checks``, anything else than checks of its own copies."""
@@ -130,9 +124,12 @@ class PendingMoves:
 
     def lose_place(self, place: str) -> list[Move]:
         """Void the moves of a place that is gone, and return them."""
-        void = [move for move in self if move.location == place]
+        return self._void_where(lambda move: move.location == place)
+
+    def _void_where(self, gone: Callable[[Move], bool]) -> list[Move]:
+        void = [move for move in self if gone(move)]
         for move in void:
-            self._remove(move)
+            self.void(move)
         return void
 
     def frees(self, node: str, cache: NodeCache) -> bool:
@@ -161,7 +158,8 @@ class PendingMoves:
             self._leaving[freed] = self._leaving.get(freed, 0) + 1
         self._moves[move] = tick, instance
 
-    def _remove(self, move: Move) -> None:
+    def void(self, move: Move) -> None:
+        """Take out a pending move that nobody is to carry out, or that is taken."""
         del self._moves[move]
         if move.evict:
             freed = move.node, move.source, _owner(move, move.source)

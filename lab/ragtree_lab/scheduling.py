@@ -20,7 +20,7 @@ import msgspec
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.runtime.gc_tuning import spare_full_collections
+from cachectl.runtime.live_controller import spare_full_collections
 from cachectl.scheduling import speculation
 from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.request import Request

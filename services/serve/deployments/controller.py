@@ -8,8 +8,7 @@ import structlog
 from ray import serve
 
 from cachectl.runtime.composing import GateFolder
-from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
-from cachectl.runtime.live_controller import LiveController
+from cachectl.runtime.live_controller import LiveController, collect_while_idle, spare_full_collections
 from cachectl.runtime.recovery import SnapshotSaver
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import Snapshot
