@@ -6,7 +6,7 @@ from typing import Protocol
 
 import structlog
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from examine.doctor.checks.engines import CachingEngine, ComposedReuse, HostSize, PlainEngine
 from examine.doctor.checks.exact_answers import ExactAnswers
 from examine.doctor.checks.failing_load import FailingLoad

@@ -207,7 +207,6 @@ class SpeculationBenchmark:
                 await self._warm(asker)
                 for number, rate in enumerate(rates):
                     sweep.append(await self._rate(asker, rate, number, len(rates)))
-        live.controller.check_integrity()
         name = (await engine.info()).engine
         settings = self._settings
         return SpeculationResult(

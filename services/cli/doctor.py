@@ -33,7 +33,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from examine.doctor.context import Context, Surroundings
     from examine.doctor.examination import Examination, standard_checks
     from examine.doctor.workplace import Workplace

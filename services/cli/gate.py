@@ -61,7 +61,7 @@ def run(
 
     A stack uses it from its next start on. The exit code is 0 only if the gate is passed.
     """
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from examine.composing.rows import Way
     from examine.gate.examination import FactExamination, examine, probe_set
 
@@ -86,7 +86,7 @@ def run(
 @app.command()
 def show(as_json: JsonOption = False) -> None:
     """Show what was found out about every model on this machine."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
 
     reports = list(GateFolder(load_config().cache_dir).all())
     if not reports and not as_json:

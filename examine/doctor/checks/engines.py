@@ -4,7 +4,7 @@ from collections import defaultdict
 from time import perf_counter
 from uuid import uuid4
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from examine.doctor.checks.model import Model
 from examine.doctor.context import Context, Reference
 from examine.doctor.differences import Tolerances

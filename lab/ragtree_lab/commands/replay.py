@@ -128,7 +128,7 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Compare TTFT and sustained rates with plain vLLM, with and without its prefix cache. Ctrl-C keeps results."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from generator.models import ModelStore
     from ragtree_lab.commands.common.prompts import prompt_stream, retrieved_prompts, trace_stream
     from ragtree_lab.measuring.baselines import Steps, check_baselines

@@ -51,7 +51,7 @@ def sustained(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed-up over vLLM, stretch by stretch, with new pairs of documents that exceed the cache."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from generator.models import ModelStore
     from ragtree_lab.commands.common.prompts import retrieved_prompts
     from ragtree_lab.measuring.engines import ComparedEngines

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.runtime.gc_tuning import spare_full_collections
+from cachectl.runtime.live_controller import spare_full_collections
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard
 from examine.measuring import Progress

@@ -16,7 +16,7 @@ import psutil
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.nodes.node import PathDocument
-from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
+from cachectl.runtime.live_controller import collect_while_idle, spare_full_collections
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap

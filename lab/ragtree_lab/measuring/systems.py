@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from cachectl.settings import ControllerSettings
 from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import INSTANCE

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from cachectl.runtime.instances.live_instances import LiveEngine
+from cachectl.runtime.executor import LiveEngine
 from examine.measuring.engines import Generation
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cachectl.runtime.instances.live_instances import LiveEngine
+from cachectl.runtime.executor import LiveEngine
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings, Swap
 from examine.measuring.engines import Generation
@@ -77,7 +77,6 @@ class ReaderAndPeer:
             pair = cls(LocalStack(live, running), live, running, seen, peer, relay, memory)
             await pair._peer_joins()
             yield pair
-            live.controller.check_integrity()
 
     async def ask(self, prompt: Prompt, namespace: str, sampling: Sampling) -> Generation:
         """Have the reader answer a prompt."""

@@ -16,7 +16,7 @@ import pytest
 from processes import engines_under
 from tiny_models import llama, make_tiny_model
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from examine.doctor.examination import standard_checks
 
 pytestmark = pytest.mark.vllm

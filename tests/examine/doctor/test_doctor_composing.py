@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 from doctor_cases import doctor_context
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from examine.doctor.checks.engines import ComposedReuse
 from examine.doctor.outcome import Status
 from protocol.gate import SELECTION, GateReport

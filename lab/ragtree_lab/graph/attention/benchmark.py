@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from cachectl.branches.kept_branches import KeptBranches
+from cachectl.branches import KeptBranches
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.settings import ControllerSettings

@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import msgspec
 
-from cachectl.branches.kept_branches import KeptBranches
-from cachectl.branches.keyed_branch import keyed
+from cachectl.branches import KeptBranches, keyed
 from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import INSTANCE
 from generator.engines.vllm_engine import VllmEngine

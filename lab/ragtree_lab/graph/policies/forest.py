@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cachectl.branches.keyed_branch import keyed
+from cachectl.branches import keyed
 from generator.prompts.dependency_trees import Encode, dependency_trees
 from protocol.dependency import DependencyTrees
 from ragtree_lab.graph.facts import Facts

@@ -1,20 +1,44 @@
-"""The branches that one instance keeps, and what it gives up for new ones."""
+"""Which branches of dependency trees the instances keep."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from cachectl.nodes.node import Node, PathDocument
-from cachectl.policies.base import Arrival
-from cachectl.tiers.move_batch import MoveBatch
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.policies.base import Arrival, ReplacementPolicy
+from cachectl.policies.lookahead import Lookahead
+from cachectl.policies.none import NoCache
+from cachectl.tiers.location import Capacities, KvStorage
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
+from protocol.dependency import DependencyTrees, branch_keys
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from cachectl.branches.keyed_branch import KeyedBranch
-    from cachectl.policies.base import ReplacementPolicy
+class KeyedBranch(NamedTuple):
+    """A branch of ``tokens`` tokens, which the chunks with the content hashes ``stated_by`` state.
+
+    ``parent`` is its parent's place among the prompt's branches, -1 for a root. Branches of one ``key`` have the same
+    tokens behind the same ancestors, in one namespace.
+    """
+
+    key: bytes
+    tokens: int
+    parent: int
+    stated_by: tuple[str, ...] = ()
+
+
+def keyed(namespace: str, trees: DependencyTrees, token_ids: Sequence[int]) -> tuple[KeyedBranch, ...]:
+    """The branches of a prompt's ``trees``; the whole prompt has these ``token_ids``."""
+    keys = branch_keys(namespace, trees, token_ids)
+    return tuple(
+        [
+            KeyedBranch(key, branch.tokens, branch.parent, branch.stated_by)
+            for key, branch in zip(keys, trees.branches, strict=True)
+        ]
+    )
+
 
 _INSTANCE = "engine"
 """The tree's only instance: each engine has its own tree."""
@@ -29,7 +53,7 @@ class BranchTree:
     """
 
     def __init__(self, policy: ReplacementPolicy, room: int, cost: Callable[[int, int], float]) -> None:
-        self._tree = KnowledgeTree(policy, Capacities(room), [_INSTANCE], cost)
+        self._tree = KnowledgeTree(policy, KvStorage(Capacities(room)), [_INSTANCE], TreeCosts(cost))
         self._cost = cost
         self._tick = 0
         self._stated_by: dict[bytes, frozenset[str]] = {}
@@ -122,12 +146,6 @@ class BranchTree:
         # The engine is told by the deletion itself.
         self._tree.tiers.take_moves(MoveBatch(_INSTANCE))
 
-    def check_integrity(self) -> None:
-        """Assert the tree's invariants."""
-        assert self._stated_by.keys() == self._tree.registry.nodes.keys(), "the chunks of other branches are known"
-        for cache in self._tree.tiers:
-            cache.check_integrity()
-
     def _delete(self, top: Node) -> None:
         """Remove a branch and all below it."""
         going = [top]
@@ -136,3 +154,67 @@ class BranchTree:
             going += node.children
             del self._stated_by[node.key]
         self._tree.delete(top.content)
+
+
+class KeptBranches:
+    """The branches that each instance keeps, of at most ``room`` tokens, by a policy that ``create_policy`` creates.
+
+    The KV itself lies with the engines, which drop what a plan tells them to. They find what they have, whatever is
+    expected here. If their own room is short, they drop the least recently used branches. ``cost(cached, new)`` gives
+    the seconds of a prefill.
+    """
+
+    def __init__(
+        self, create_policy: Callable[[], ReplacementPolicy], room: int, cost: Callable[[int, int], float]
+    ) -> None:
+        self._create_policy = create_policy
+        self._room = room
+        self._cost = cost
+        self._trees: dict[str, BranchTree] = {}
+
+    def found(self, instance: str, branches: Sequence[KeyedBranch]) -> int:
+        """Return how many tokens of a prompt's branches the instance keeps."""
+        tree = self._trees.get(instance)
+        return 0 if tree is None else tree.found(branches)
+
+    def keep(
+        self, instance: str, namespace: str, branches: Sequence[KeyedBranch], question_tokens: int
+    ) -> tuple[bytes, ...]:
+        """Note that an instance computes these branches, or uses them, in front of so many ``question_tokens``.
+
+        They are in pre-order. Returns the keys of the branches that it drops for them.
+        """
+        if not branches or not self._room:
+            return ()
+        tree = self._trees.get(instance)
+        if tree is None:
+            tree = self._trees[instance] = BranchTree(self._create_policy(), self._room, self._cost)
+        return tuple(tree.keep(namespace, branches, question_tokens))
+
+    def take_back(self, instance: str, branches: Sequence[KeyedBranch]) -> None:
+        """Forget what an instance was to compute for a prompt and did not, unless others have asked for it since."""
+        tree = self._trees.get(instance)
+        if tree is not None:
+            tree.take_back(branches)
+
+    def reconsider(self, keys: Sequence[bytes]) -> None:
+        """Update branches that are needed less than before: a request that waited for them has left."""
+        for tree in self._trees.values():
+            tree.reconsider(keys)
+
+    def forget(self, instance: str) -> None:
+        """Forget what an instance kept: it has ended, or its engine has."""
+        self._trees.pop(instance, None)
+
+    def delete(self, contents: Collection[str], namespace: str | None) -> None:
+        """Forget what only chunks with these content hashes state, in one namespace, or in all: engines drop it."""
+        for tree in self._trees.values():
+            tree.delete(contents, namespace)
+
+    def clear(self) -> None:
+        """Forget all branches: engines drop everything."""
+        self._trees.clear()
+
+
+NO_BRANCHES = KeptBranches(lambda: NoCache(Lookahead()), 0, lambda _cached, _new: 0.0)
+"""Instances that keep none."""
