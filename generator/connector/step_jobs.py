@@ -256,7 +256,7 @@ class LoadResult:
 class CompositionResult:
     """Result of a composition: donated tokens ``reused`` as they were, and those ``recomputed``. 0 if it ``failed``.
 
-    ``deviation`` is that of the recomputed ones (``generator.composing.deviation``), also if it failed for that.
+    ``deviation`` is that of the recomputed ones (``generator.composing.composer``), also if it failed for that.
     """
 
     reused: int = 0

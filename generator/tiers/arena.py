@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.tiers.arena_file import PAGE_HEADER, ArenaFile, ByteLocks, Geometry
+from generator.tiers.arena_file import PAGE_HEADER, ArenaFile, ByteLocks, Geometry, decode_node, encode_node
 from generator.tiers.base import (
     Damage,
+    DiscardingWriter,
     KvBroken,
     KvMissing,
+    OrderedWriter,
     Page,
     PageReader,
     PagesTaken,
@@ -21,8 +23,6 @@ from generator.tiers.base import (
     StoredNode,
     TierFull,
 )
-from generator.tiers.node_record import decode_node, encode_node
-from generator.tiers.writers import DiscardingWriter, OrderedWriter
 from protocol.kv import KvNode, Pages, pages_spanned
 from protocol.tiers import Tier
 

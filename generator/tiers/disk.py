@@ -14,6 +14,7 @@ import structlog
 
 from generator.tiers.base import (
     Damage,
+    DiscardingWriter,
     KvBroken,
     KvMissing,
     Page,
@@ -25,10 +26,8 @@ from generator.tiers.base import (
 )
 from generator.tiers.disk_folder import FingerprintFolder, boot_id, folders_beside
 from generator.tiers.disk_identity import folder_identity
-from generator.tiers.file_cache import evict
-from generator.tiers.node_file import NodeFileReader, NodeFileWriter, read_header
+from generator.tiers.node_file import NodeFileReader, NodeFileWriter, evict, read_header
 from generator.tiers.node_format import NodeFormat, NodeHeader
-from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
 

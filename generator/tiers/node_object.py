@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
+from generator.tiers.base import Damage, KvBroken, KvMissing, OrderedWriter, Page, PageTarget
 from generator.tiers.node_format import NodeFormat, NodeHeader
 from generator.tiers.object_requests import ObjectRequests
-from generator.tiers.writers import OrderedWriter
 from protocol.kv import KvNode
 
 _REQUEST_BYTES = 8 << 20

@@ -12,6 +12,7 @@ import structlog
 
 from generator.tiers.base import (
     Damage,
+    DiscardingWriter,
     KvBroken,
     KvMissing,
     PageReader,
@@ -24,7 +25,6 @@ from generator.tiers.disk_identity import store_identity
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
 from generator.tiers.node_object import ObjectReader, ObjectWriter
 from generator.tiers.object_requests import Fetched, ObjectRequests
-from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
 

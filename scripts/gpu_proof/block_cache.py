@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.layout_map import KvShape
-from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
 from generator.connector.blocks.open_blocks import open_blocks
 from generator.connector.blocks.pinned_memory import PinnedArena
 from generator.tiers.base import Page

@@ -7,7 +7,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # public calls 
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import AuthenticationError, RayError
 
-from generator.peers.address import host_and_port
+from generator.peers.wire import host_and_port
 from protocol.errors import ConfigError, RagtreeError
 from services.cluster.identity import difference
 

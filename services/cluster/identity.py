@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import ray
 
-from generator.peers.peer_key import PeerKey
+from generator.peers.handshake import PeerKey
 from generator.settings import PeerSettings
 from services.config import Config
 

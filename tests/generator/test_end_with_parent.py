@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from generator import process_end
+from generator.connector import engine_process as process_end
 
 END_S = 20.0
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from generator.composing.attention_layers import AttentionLayer
-from generator.composing.dependency.tree_pass import TreePass
+from generator.composing.dependency.forest import TreePass
 from protocol.errors import ConfigError
 
 

@@ -5,15 +5,12 @@ from typing import NamedTuple
 
 import torch
 
-from generator.composing.attention_layers import AttentionLayer, slots_of
-from generator.composing.codec import LayerKv
+from generator.composing.attention_layers import AttentionLayer, LayerKv, slots_of
 from generator.composing.composer import Composed
 from generator.composing.deletions import IsDeleted
-from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch
-from generator.composing.dependency.forest import Forest
-from generator.composing.dependency.token_kv import TokenKv
+from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch, TokenKv
+from generator.composing.dependency.forest import Forest, tree_pass
 from generator.composing.dependency.tree_attention import TreeAttention, in_place_of_own
-from generator.composing.dependency.tree_pass import tree_pass
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, positions_of, slices
 from protocol.dependency import DependencyTrees, branch_keys

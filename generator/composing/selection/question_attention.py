@@ -7,10 +7,9 @@ import torch
 from torch.nn.functional import avg_pool1d
 
 from generator.composing.attention_layers import AttentionLayer
-from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import WINDOW, Run, best, windows
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""

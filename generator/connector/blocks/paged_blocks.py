@@ -14,8 +14,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes
-from generator.connector.blocks.slabs import slabs_of
+from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes, slabs_of
 from generator.connector.blocks.staged_pages import StagedPages
 from generator.tiers.base import Page
 from protocol.errors import ConfigError

@@ -9,17 +9,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from generator.connector.engine_process import StepRecord
 from generator.connector.messages import Composed, EngineReport, RequestMessage
-from generator.connector.scheduler.block_owners import BlockOwners
-from generator.connector.scheduler.block_relief import BlockRelief
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
-from generator.connector.scheduler.gpu_tier import GpuTier
+from generator.connector.scheduler.gpu_tier import BlockOwners, BlockRelief, GpuTier
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.request_state import RequestState
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
-from generator.connector.step_record import StepRecord
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
 

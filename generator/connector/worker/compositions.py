@@ -6,15 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from generator.composing.composed_prompt import ComposedPrompt, Content
-from generator.composing.composer import Composed, Composer, Task
+from generator.composing.composer import Composed, Composer, Donated, Task, TooFar
 from generator.composing.dependency.tree_composer import TreeComposer, TreeTask
-from generator.composing.deviation import TooFar
-from generator.composing.donated import Donated
 from generator.composing.runs import Run
+from generator.composing.selection.base import ComposedPrompt, Content
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
-from generator.connector.worker.kv_failures import warn
+from generator.connector.worker.tier_jobs import warn
 from protocol.dependency import DependencyTrees
 
 _SCRATCH = 0

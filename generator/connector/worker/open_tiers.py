@@ -16,8 +16,8 @@ from generator.tiers.base import KvTier, StoredNode, TierError, TierUnavailable
 from generator.tiers.disk import DiskTier
 from generator.tiers.disk_folder import boot_id
 from generator.tiers.null import NullTier
+from generator.tiers.object_requests import open_store
 from generator.tiers.object_store import ObjectStoreTier
-from generator.tiers.open_store import open_store
 from protocol.kv import KvMemory, KvNode, pages_spanned
 from protocol.tiers import Tier
 

@@ -12,10 +12,8 @@ from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import JobResults, Load, LoadResult, Purge, StepJobs, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.compositions import Compositions
-from generator.connector.worker.kv_failures import warn
-from generator.connector.worker.movers import Movers
 from generator.connector.worker.peering import Peering
-from generator.connector.worker.tier_jobs import TierJobs
+from generator.connector.worker.tier_jobs import Movers, TierJobs, warn
 from generator.tiers.base import KvTier
 from protocol.kv import KvMemory
 from protocol.tiers import Tier

@@ -11,7 +11,7 @@ import psutil
 
 from examine.measuring.engines import EngineMaker
 from generator.engines.vllm_engine import VllmEngine
-from generator.peers.address import host_and_port
+from generator.peers.wire import host_and_port
 from generator.settings import PeerSettings
 from protocol.errors import InternalError
 

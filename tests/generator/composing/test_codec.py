@@ -8,8 +8,8 @@ pytest.importorskip("vllm")
 import torch
 from kv_layouts import BLOCKS, LAYOUTS, SPLIT, TOKENS, Writer, blocks_first, caches_in, writer_of
 
-from generator.composing import codec
-from generator.composing.codec import LayerCodec
+from generator.composing import attention_layers as codec
+from generator.composing.attention_layers import LayerCodec
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
 

@@ -6,8 +6,8 @@ import torch
 
 pytest.importorskip("vllm")
 
-from generator.composing import donated
-from generator.composing.donated import Donated, joined_pages, moved_together, moves_of
+from generator.composing import composer as donated
+from generator.composing.composer import Donated, joined_pages, moved_together, moves_of
 from generator.composing.runs import Run, positions_of
 from generator.connector.blocks.staged_pages import HostStagedPages, StagedRows
 

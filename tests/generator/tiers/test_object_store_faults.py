@@ -12,7 +12,7 @@ from tiers_under_test import open_objects
 
 from generator.settings import ObjectStoreSettings
 from generator.tiers.base import KvMissing, TierFull, TierUnavailable
-from generator.tiers.open_store import open_store
+from generator.tiers.object_requests import open_store
 
 NODE = make_node(0)
 LARGE = make_node(1, 0, 16 * 3600)

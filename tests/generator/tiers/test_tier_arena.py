@@ -18,8 +18,8 @@ from tier_contract import (
 from tiers_under_test import open_arena, writing_process
 
 from generator.tiers.arena import HostArena, State
+from generator.tiers.arena_file import decode_node
 from generator.tiers.base import KvBroken, KvMissing, PagesTaken, StoredNode, TierFull
-from generator.tiers.node_record import decode_node
 from protocol.kv import Pages, pages_spanned
 
 NODE = make_node(0)

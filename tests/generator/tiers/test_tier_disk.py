@@ -29,7 +29,7 @@ from tier_contract import (
 from tiers_under_test import ROOT, open_disk, writing_process
 
 from generator.tiers.base import KvBroken, KvMissing, TierFull
-from generator.tiers.file_cache import is_cached
+from generator.tiers.node_file import is_cached
 
 NODE = make_node(0)
 FILE_BYTES = 4096 + 3 * PAGE_BYTES

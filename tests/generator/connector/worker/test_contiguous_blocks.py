@@ -16,9 +16,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheTensor, compute
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
-from generator.connector.blocks.slabs import slabs_of
+from generator.connector.blocks.layout_map import slabs_of
+from generator.connector.blocks.open_blocks import layers_of
 from generator.connector.connector import RagtreeConnector
-from generator.connector.contiguous_blocks import layers_of
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYOUTS, TOKENS, Writer, caches_in, filled_alike, writer_of
 from small_cache import small_cache
 
-from generator.composing.codec import LayerCodec
-from generator.connector.blocks import neutral_cpu_blocks, neutral_order
-from generator.connector.blocks.cpu_blocks import CpuBlocks
-from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
+from generator.composing.attention_layers import LayerCodec
+from generator.connector.blocks import cpu_blocks as neutral_cpu_blocks
+from generator.connector.blocks import neutral_order
+from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.neutral_order import NeutralOrder
 from generator.connector.blocks.paged_blocks import LayerPlaces, PagedBlocks
 from protocol.errors import ConfigError

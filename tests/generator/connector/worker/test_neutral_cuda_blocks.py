@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYOUTS, TOKENS, filled_alike, writer_of
 from late_copies import LateCopies
 
-from generator.connector.blocks import neutral_cuda_blocks
-from generator.connector.blocks.cpu_blocks import CpuBlocks
-from generator.connector.blocks.device_staging import DeviceStagedPages
-from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
-from generator.connector.blocks.neutral_cuda_blocks import NeutralCudaBlocks
-from generator.connector.blocks.staged_pages import HostStagedPages
+from generator.connector.blocks import cuda_blocks as neutral_cuda_blocks
+from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
+from generator.connector.blocks.cuda_blocks import NeutralCudaBlocks
+from generator.connector.blocks.staged_pages import DeviceStagedPages, HostStagedPages
 
 ROWS = 9
 layouts, dtypes = st.sampled_from(LAYOUTS), st.sampled_from([torch.bfloat16, torch.float32])

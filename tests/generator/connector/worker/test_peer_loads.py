@@ -11,10 +11,10 @@ import torch
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, LoadResult, Piece, StepJobs
-from generator.connector.worker.load_progress import LoadProgress
+from generator.connector.worker.background_loads import LoadProgress
 from generator.connector.worker.peering import Peering
 from generator.connector.worker.worker_side import WorkerSide
-from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.wire import PeerUnreachable, Reason
 from generator.settings import PeerSettings
 from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
