@@ -1,7 +1,7 @@
 """The host memory tier: an arena of pages that all instances of a machine share."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from pathlib import Path
 
@@ -50,6 +50,8 @@ class HostArena:
     Pages have no checksums, because those would cost more than the copy, and memory is trusted, unlike a disk. Pages
     that a killed process was writing are freed when the next process attaches.
 
+    If there is a ``pin``, it pins the memory while the arena is attached, and returns the function that unpins it.
+
     Memory order: headers change under a lock and KV is written between two holds of it, so the system calls order both.
     x86 orders a reader's loads.
     """
@@ -58,11 +60,22 @@ class HostArena:
     on_network = False
     identity = ""
 
-    def __init__(self, path: Path, fingerprint: str, page_tokens: int, page_bytes: int, page_count: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: str,
+        page_tokens: int,
+        page_bytes: int,
+        page_count: int,
+        pin: Callable[[Page], Callable[[], None]] | None = None,
+    ) -> None:
         self._geometry = Geometry(fingerprint, page_tokens, page_bytes, page_count)
         self._file = ArenaFile(path, self._geometry)
         with self._file.locks() as locks, locks.waiting(_HEADERS):
             self._recover(locks)
+        self._pinned = ExitStack()
+        if pin is not None:
+            self._pinned.callback(pin(self._file.pages))
 
     def has(self, key: str, pages: Pages | None) -> bool:
         """Whether all these pages hold the node, under this stamp."""
@@ -143,11 +156,8 @@ class HostArena:
 
     def close(self) -> None:
         """Detach from the arena. Its file stays."""
+        self._pinned.close()
         self._file.close()
-
-    def remove(self) -> None:
-        """Detach from the arena, and free its memory if no other process is attached. For an orderly stop."""
-        self._file.remove()
 
     @property
     def _states(self) -> NDArray[np.uint64]:

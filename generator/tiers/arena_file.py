@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ _PLAIN = b"t"
 _BLOCK = 4096
 _MAGIC = b"RAGTREE2"
 _DOOR = 1 << 40
-"""The byte, behind the end of any file, that is locked while the file is made, attached or deleted."""
+"""The byte, behind the end of any file, that is locked while the file is made or attached."""
 
 PAGE_HEADER = np.dtype(
     [
@@ -189,16 +189,8 @@ class ArenaFile:
             self._descriptor = -1
             del self.headers, self.pages
 
-    def remove(self) -> None:
-        """Detach, and delete the file if no other process is attached."""
-        with suppress(OSError), self.locks() as locks, locks.waiting(_DOOR):
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is_current(self._descriptor):
-                self._path.unlink()
-        self.close()
-
     def _attach(self) -> tuple[int, mmap.mmap]:
-        """Open and map the file with the right geometry, under a shared lock that marks it as in use."""
+        """Open and map the file with the right geometry."""
         while True:
             descriptor = self._open()
             try:
@@ -250,7 +242,6 @@ class ArenaFile:
                 # The geometry comes last, so that a half-made file has none.
                 os.posix_fallocate(descriptor, 0, self._geometry.file_bytes)
                 os.pwrite(descriptor, self._geometry.encode(), 0)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
             return mmap.mmap(descriptor, self._geometry.file_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except BaseException:
             if new:

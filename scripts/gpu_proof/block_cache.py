@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.layout_map import KvShape
 from generator.connector.blocks.open_blocks import open_blocks
-from generator.connector.blocks.pinned_memory import PinnedArena
+from generator.tiers.arena import HostArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages
 from scripts.gpu_proof.groups import NEUTRAL
@@ -79,7 +79,7 @@ class BlockCache:
         pages = 2 * shape.blocks
         folder = task.host_folder(pages * self.blocks.page_bytes)
         self._file = Path(tempfile.mkdtemp(prefix="ragtree-proof-", dir=folder)) / "arena"
-        self.arena = PinnedArena(self._file, "proof", shape.tokens, self.blocks.page_bytes, pages, self.blocks.pin)
+        self.arena = HostArena(self._file, "proof", shape.tokens, self.blocks.page_bytes, pages, self.blocks.pin)
 
     def close(self) -> None:
         """Free the arena."""

@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from generator.connector.blocks.device_copies import DeviceCopies
+from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.connector.blocks.neutral_order import NeutralOrder
 from generator.connector.blocks.paged_blocks import LayerPlaces, PagedBlocks, WriterOf
-from generator.connector.blocks.pinned_memory import PinnedPath
+from generator.connector.blocks.pinned_path import PinnedPath
 from generator.connector.blocks.staged_pages import DeviceStaging, HostStagedPages, StagedPages
 from generator.tiers.base import Page
 
@@ -27,7 +27,7 @@ class CudaBlocks(PagedBlocks):
         num_blocks: int,
         page_tokens: int,
         writer_of: WriterOf,
-        copies: DeviceCopies,
+        copies: CudaCopies,
     ) -> None:
         super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
         self._copies = copies
@@ -121,7 +121,7 @@ class NeutralCudaBlocks(CudaBlocks):
         num_blocks: int,
         page_tokens: int,
         writer_of: WriterOf,
-        copies: DeviceCopies,
+        copies: CudaCopies,
     ) -> None:
         super().__init__(kv_caches, num_blocks, page_tokens, writer_of, copies)
         own = super().places()

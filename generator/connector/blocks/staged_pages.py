@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from generator.connector.blocks.device_copies import DeviceCopies
-from generator.connector.blocks.pinned_memory import PinnedPath
+from generator.connector.blocks.cuda_copies import CudaCopies
+from generator.connector.blocks.pinned_path import PinnedPath
 from generator.tiers.base import Page
 
 _SHARE_OF_FREE = 0.25
@@ -98,7 +98,7 @@ class DeviceStaging:
     ``gather`` copies the engine's blocks there.
     """
 
-    def __init__(self, copies: DeviceCopies, path: PinnedPath, gather: Gather, page_bytes: int) -> None:
+    def __init__(self, copies: CudaCopies, path: PinnedPath, gather: Gather, page_bytes: int) -> None:
         self._copies = copies
         self._path = path
         self._gather = gather
@@ -130,7 +130,7 @@ class DeviceStaging:
 class DeviceStagedPages(StagedPages):
     """Staged pages on a device."""
 
-    def __init__(self, pages: torch.Tensor, copies: DeviceCopies, path: PinnedPath, gather: Gather) -> None:
+    def __init__(self, pages: torch.Tensor, copies: CudaCopies, path: PinnedPath, gather: Gather) -> None:
         self._pages = pages
         self._copies = copies
         self._path = path

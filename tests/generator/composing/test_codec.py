@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 import torch
 from kv_layouts import BLOCKS, LAYOUTS, SPLIT, TOKENS, Writer, blocks_first, caches_in, writer_of
 
-from generator.composing import attention_layers as codec
+from generator.composing import attention_layers
 from generator.composing.attention_layers import LayerCodec
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=[True, False], ids=["along axes", "by places"])
 def along_axes(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(codec, "axes_of", lambda _places: None)
+        monkeypatch.setattr(attention_layers, "axes_of", lambda _places: None)
 
 
 @pytest.mark.usefixtures("along_axes")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYERS, LAYOUTS, TOKENS, blocks_first, caches_in, writer_of
 from late_copies import LateCopies
 
-from generator.connector.blocks import pinned_memory as pinned_path
+from generator.connector.blocks import pinned_path
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
 from generator.connector.blocks.cuda_copies import CudaCopies

@@ -15,11 +15,11 @@ from late_copies import LateCopies
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
-from generator.connector.blocks.pinned_memory import PinnedArena
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.tier_jobs import TierJobs
+from generator.tiers.arena import HostArena
 from generator.tiers.base import TierFull
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode, LostCopy, Pages
@@ -39,7 +39,7 @@ class Worker:
         self.blocks = CudaBlocks(caches, BLOCKS, TOKENS, writer_of, self.copies)
         self._on_cpu = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
         size = self.blocks.page_bytes
-        self.arena = PinnedArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
+        self.arena = HostArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
         self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
         tiers = {Tier.HOST: self.arena, Tier.DISK: self.disk}
         self.jobs = TierJobs(self.blocks, tiers)

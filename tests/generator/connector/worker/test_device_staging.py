@@ -9,7 +9,7 @@ import torch
 from kv_layouts import BLOCKS, TOKENS, caches_in, writer_of
 from late_copies import LateCopies
 
-from generator.connector.blocks import pinned_memory as pinned_path
+from generator.connector.blocks import pinned_path
 from generator.connector.blocks.cuda_blocks import CudaBlocks
 from generator.connector.blocks.staged_pages import DeviceStagedPages, HostStagedPages
 

@@ -16,8 +16,7 @@ from kv_layouts import BLOCKS, LAYOUTS, TOKENS, Writer, caches_in, filled_alike,
 from small_cache import small_cache
 
 from generator.composing.attention_layers import LayerCodec
-from generator.connector.blocks import cpu_blocks as neutral_cpu_blocks
-from generator.connector.blocks import neutral_order
+from generator.connector.blocks import cpu_blocks, neutral_order
 from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.neutral_order import NeutralOrder
 from generator.connector.blocks.paged_blocks import LayerPlaces, PagedBlocks
@@ -139,7 +138,7 @@ def test_layers_of_different_shapes_have_a_neutral_order():
 
 def test_pages_beyond_the_buffer_are_loaded(monkeypatch):
     saver, loader = Cache("LBHNC", torch.float32, 1), Cache("BLNHC", torch.float32, 2)
-    monkeypatch.setattr(neutral_cpu_blocks, "_BUFFER_BYTES", 2 * loader.neutral.page_bytes)
+    monkeypatch.setattr(cpu_blocks, "_BUFFER_BYTES", 2 * loader.neutral.page_bytes)
     host = np.stack([page_of(saver.neutral, block) for block in range(5)])
     loader.neutral.write(host, range(5), [6, 5, 4, 3, 2])
     expected = Cache("BLNHC", torch.float32, 1).own_pages()

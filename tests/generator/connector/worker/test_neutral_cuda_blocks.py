@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYOUTS, TOKENS, filled_alike, writer_of
 from late_copies import LateCopies
 
-from generator.connector.blocks import cuda_blocks as neutral_cuda_blocks
+from generator.connector.blocks import cuda_blocks
 from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.cuda_blocks import NeutralCudaBlocks
 from generator.connector.blocks.staged_pages import DeviceStagedPages, HostStagedPages
@@ -79,7 +79,7 @@ def test_a_page_has_zeros_behind_its_last_token(layout, dtype, pinned, tokens):
 @pytest.mark.parametrize("pinned", [True, False])
 def test_pages_beyond_the_buffer_are_loaded(pinned, monkeypatch):
     cache, saver = Cache("BLHNC", torch.bfloat16, 2, pinned), Cache("LBNHC", torch.bfloat16, 1)
-    monkeypatch.setattr(neutral_cuda_blocks, "_BUFFER_BYTES", 2 * cache.blocks.page_bytes)
+    monkeypatch.setattr(cuda_blocks, "_BUFFER_BYTES", 2 * cache.blocks.page_bytes)
     for block in range(5):
         cache.host[block] = saver.page(block)
     cache.blocks.write(cache.host, range(5), [6, 5, 4, 3, 2])
