@@ -298,4 +298,4 @@ class BlockOwners:
 
 
 def _prompt(state: RequestState) -> _Prompt:
-    return _Prompt(state.message.namespace, state.message.path, tuple(state.nodes))
+    return _Prompt(state.plan.namespace, state.path, tuple(state.nodes))

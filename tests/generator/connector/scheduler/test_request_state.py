@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from generator.connector.messages import Prefilled, RequestMessage
+from plan_messages import plan_message
+
+from generator.connector.messages import Prefilled
 from generator.connector.scheduler.request_state import Offer, RequestState
 from generator.connector.step_jobs import BlockCopy, DonorPages, Load, Piece
 from protocol.kv import LostCopy, Pages, PeerCopy, PeerRead, pages_spanned
@@ -30,7 +32,7 @@ def state_of(lengths, sources) -> RequestState:
     path = tuple(f"c{index}" for index in range(len(lengths)))
     total = sum(lengths) + 3
     request = SimpleNamespace(request_id="q", num_tokens=total)
-    state = RequestState(request, RequestMessage("q", True, "n", path, nodes), PAGE)
+    state = RequestState(request, plan_message("q", "n", path, nodes).plan, path, PAGE)
     state.blocks = [100 + block for block in range(-(-total // PAGE))]
     return state
 
@@ -109,9 +111,9 @@ PEER = PeerCopy("elsewhere", ("peer:1",), Tier.HOST, Pages((7, 8), 9))
 
 def with_peer(state: RequestState, index: int) -> RequestState:
     """The state with a node that is read at a peer."""
-    nodes = list(state.message.nodes)
+    nodes = list(state.plan.nodes)
     nodes[index] = msgspec.structs.replace(nodes[index], source=None, peer=PEER)
-    state.message = msgspec.structs.replace(state.message, nodes=tuple(nodes))
+    state.plan = msgspec.structs.replace(state.plan, nodes=tuple(nodes))
     return state
 
 

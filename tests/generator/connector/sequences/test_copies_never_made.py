@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from plan_messages import plan_message
 from toy_engine import PAGE, ToyEngine, answer_to
 
 from cachectl.nodes.keys import path_keys
@@ -23,7 +24,6 @@ from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from generator.connector.messages import RequestMessage
 from generator.connector.step_jobs import Transfer
 from protocol.tiers import Tier
 
@@ -65,7 +65,7 @@ class Stack:
         if before:
             self.release(before)
         nodes = tuple(grant.documents)
-        message = RequestMessage(document, True, NAMESPACE, (document,), nodes, tuple(grant.moves))
+        message = plan_message(document, NAMESPACE, (document,), nodes, moves=tuple(grant.moves))
         self.copying.clear()
         prompt = [*tokens, 1, 2]
         self.engine.send(message, prompt, 2)

@@ -204,7 +204,7 @@ class DataPlane(RuleBasedStateMachine):
         for engine in controller.engines:
             host = engine.worker_side._tiers[Tier.HOST]
             assert {stored.pages for stored in host.nodes()} <= pages, "pages have no owner"
-            engine.send(RequestMessage.of_orders("everything", Orders(everything=True)), [1], 1)
+            engine.send(RequestMessage("everything", orders=Orders(everything=True)), [1], 1)
             engine.run_until(lambda engine=engine: engine.idle)
             side = engine.connector._scheduler_side
             assert engine.free_blocks == BLOCKS - 1, "blocks are held"
