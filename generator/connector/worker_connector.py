@@ -21,7 +21,7 @@ from generator.composing.build import new_composers
 from generator.connector import supported
 from generator.connector.blocks.layout_map import LayerWriter
 from generator.connector.blocks.open_blocks import layers_of, open_blocks, prefers_contiguous_blocks, required_layout
-from generator.connector.blocks.paged_blocks import PagedBlocks
+from generator.connector.blocks.paged_blocks import EngineCache, PagedBlocks
 from generator.connector.engine_process import REFUSAL_FILE, STEP_FILE, refusal_passed_on
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.worker.compositions import Compositions
@@ -163,7 +163,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
         neutral = self._settings.page_layout == "neutral"
-        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._writer_of, neutral)
+        blocks = open_blocks(EngineCache(kv_caches, num_blocks, self._page_tokens, self._writer_of), neutral)
         self._blocks = blocks
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)

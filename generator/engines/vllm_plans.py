@@ -155,10 +155,9 @@ class PlanStreams:
 
     def _message(self, plan: PrefillPlan) -> RequestMessage:
         """The connector's message for a plan. A plan for an earlier boot loads, keeps and moves nothing."""
-        message = RequestMessage.of_plan(plan)
         if plan.boot and self._boot is not None and plan.boot != self._boot:
-            return msgspec.structs.replace(message, nodes=(), moves=(), spare=())
-        return message
+            plan = msgspec.structs.replace(plan, nodes=(), moves=(), spare=())
+        return RequestMessage.of_plan(plan)
 
     async def _ended_prefill(
         self, plan: PrefillPlan, report: "asyncio.Future[Prefilled] | None"
@@ -175,15 +174,7 @@ class PlanStreams:
         reached = plan.prompt.token_count if prefilled.reached is None else prefilled.reached
         if not reached:
             return None
-        return PrefillResult(
-            prompt_tokens=reached,
-            cached_tokens=sum(prefilled.loaded.values()),
-            prefill_ms=0.0,
-            kv_load_ms=prefilled.load_ms,
-            loaded=prefilled.loaded,
-            lost=self._router.take_lost(),
-            peers=prefilled.peers,
-        )
+        return _reported(PrefillResult(reached, 0, 0.0), prefilled, self._router)
 
     async def _prefill(
         self, output: "RequestOutput", plan: PrefillPlan, report: "asyncio.Future[Prefilled] | None"
@@ -206,18 +197,26 @@ class PlanStreams:
             return result
         prefilled = report.result()
         composed = prefilled.composed or Composed(reused=0, recomputed=0, deviation=0.0)
-        return msgspec.structs.replace(
+        result = msgspec.structs.replace(
             result,
             composed_tokens=composed.reused,
             recomputed_tokens=composed.recomputed,
             deviation=composed.deviation,
             in_trees=plan.trees is not None and prefilled.composed is not None,
-            cached_tokens=sum(prefilled.loaded.values()),
-            kv_load_ms=prefilled.load_ms,
-            loaded=prefilled.loaded,
-            lost=self._router.take_lost(),
-            peers=prefilled.peers,
         )
+        return _reported(result, prefilled, self._router)
+
+
+def _reported(result: PrefillResult, prefilled: Prefilled, router: "ReportRouter") -> PrefillResult:
+    """The result, with what the connector has reported of the loads."""
+    return msgspec.structs.replace(
+        result,
+        cached_tokens=sum(prefilled.loaded.values()),
+        kv_load_ms=prefilled.load_ms,
+        loaded=prefilled.loaded,
+        lost=router.take_lost(),
+        peers=prefilled.peers,
+    )
 
 
 def _result(written: "asyncio.Future[tuple[LostCopy, ...]] | None") -> tuple[LostCopy, ...] | None:

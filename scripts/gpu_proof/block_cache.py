@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.layout_map import KvShape
 from generator.connector.blocks.open_blocks import open_blocks
+from generator.connector.blocks.paged_blocks import EngineCache
 from generator.tiers.arena import HostArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages
@@ -70,7 +71,8 @@ class BlockCache:
         self._memory = [torch.randn(size, device=device).to(torch.bfloat16) for _ in range(count)]
         self._layers = self._views(self._memory)
         writer = _Writer(KvShape(shape.tokens, shape.heads, shape.dim, shape.dim), packed)
-        self.blocks = open_blocks(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer, neutral)
+        cache = EngineCache(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer)
+        self.blocks = open_blocks(cache, neutral)
         # The same layout in the CPU's memory, to look at what the device holds.
         self._mirror = [torch.empty(size, dtype=torch.bfloat16) for _ in range(count)]
         mirrored = self._named(self._views(self._mirror))

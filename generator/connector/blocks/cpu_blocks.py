@@ -1,7 +1,7 @@
 """The blocks of an engine that runs on a CPU, also with pages that engines of other layouts can read."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from generator.connector.blocks.neutral_order import NeutralOrder
-from generator.connector.blocks.paged_blocks import LayerPlaces, PagedBlocks, WriterOf
+from generator.connector.blocks.paged_blocks import EngineCache, LayerPlaces, PagedBlocks
 from generator.connector.blocks.staged_pages import HostStagedPages, StagedPages
 from generator.tiers.base import Page
 
@@ -29,14 +29,8 @@ class CpuBlocks(PagedBlocks):
     half as long again.
     """
 
-    def __init__(
-        self,
-        kv_caches: Mapping[str, torch.Tensor],
-        num_blocks: int,
-        page_tokens: int,
-        writer_of: WriterOf,
-    ) -> None:
-        super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
+    def __init__(self, cache: EngineCache) -> None:
+        super().__init__(cache)
         self._flat = [slab.numpy() for slab in self._slabs]
         self._engines_thread = threading.get_ident()
 
@@ -110,10 +104,8 @@ def _runs(rows: Sequence[int], blocks: Sequence[int]) -> list[tuple[slice, list[
 class NeutralCpuBlocks(CpuBlocks):
     """``CpuBlocks`` whose pages have the neutral order. Each thread turns them in its own buffer."""
 
-    def __init__(
-        self, kv_caches: Mapping[str, torch.Tensor], num_blocks: int, page_tokens: int, writer_of: WriterOf
-    ) -> None:
-        super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
+    def __init__(self, cache: EngineCache) -> None:
+        super().__init__(cache)
         self._order = NeutralOrder(super().places(), self.dtype.itemsize)
         self._threads = threading.local()
 

@@ -1,7 +1,7 @@
 """The blocks of an engine that runs on a GPU, also with pages that engines of other layouts can read."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.connector.blocks.neutral_order import NeutralOrder
-from generator.connector.blocks.paged_blocks import LayerPlaces, PagedBlocks, WriterOf
+from generator.connector.blocks.paged_blocks import EngineCache, LayerPlaces, PagedBlocks
 from generator.connector.blocks.pinned_path import PinnedPath
 from generator.connector.blocks.staged_pages import DeviceStaging, HostStagedPages, StagedPages
 from generator.tiers.base import Page
@@ -21,15 +21,8 @@ _BUFFER_BYTES = 4 << 20
 class CudaBlocks(PagedBlocks):
     """Blocks in a GPU's memory. All slabs of all blocks of a call are submitted as one batch of copies."""
 
-    def __init__(
-        self,
-        kv_caches: Mapping[str, torch.Tensor],
-        num_blocks: int,
-        page_tokens: int,
-        writer_of: WriterOf,
-        copies: CudaCopies,
-    ) -> None:
-        super().__init__(kv_caches, num_blocks, page_tokens, writer_of)
+    def __init__(self, cache: EngineCache, copies: CudaCopies) -> None:
+        super().__init__(cache)
         self._copies = copies
         self._addresses = np.array([slab.data_ptr() for slab in self._slabs], np.int64)
         self._strides = np.array([slab.stride(0) for slab in self._slabs], np.int64)
@@ -115,15 +108,8 @@ class CudaBlocks(PagedBlocks):
 class NeutralCudaBlocks(CudaBlocks):
     """``CudaBlocks`` whose pages have the neutral order. The GPU turns them, in a buffer for each thread."""
 
-    def __init__(
-        self,
-        kv_caches: Mapping[str, torch.Tensor],
-        num_blocks: int,
-        page_tokens: int,
-        writer_of: WriterOf,
-        copies: CudaCopies,
-    ) -> None:
-        super().__init__(kv_caches, num_blocks, page_tokens, writer_of, copies)
+    def __init__(self, cache: EngineCache, copies: CudaCopies) -> None:
+        super().__init__(cache, copies)
         own = super().places()
         self._order = NeutralOrder(own, self.dtype.itemsize)
         elements = np.concatenate([layer.in_page for layer in own]).astype(np.int64)

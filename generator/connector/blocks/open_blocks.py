@@ -5,7 +5,6 @@ vLLM uses if the model's attention backend supports it. In vLLM 0.26, it prefers
 tensor for all layers.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,7 @@ from vllm.platforms import current_platform
 from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks, NeutralCudaBlocks
 from generator.connector.blocks.cuda_copies import CudaCopies
-from generator.connector.blocks.paged_blocks import PagedBlocks, WriterOf
+from generator.connector.blocks.paged_blocks import EngineCache, PagedBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionBackend
@@ -26,19 +25,12 @@ except ImportError:
     KVCacheLayout = None
 
 
-def open_blocks(
-    kv_caches: Mapping[str, torch.Tensor], num_blocks: int, page_tokens: int, writer_of: WriterOf, neutral: bool
-) -> PagedBlocks:
-    """The blocks of ``kv_caches``, whose pages have the ``neutral`` order or else the engine's own.
-
-    The other arguments, and errors, are those of ``PagedBlocks``.
-    """
-    device = next(iter(kv_caches.values())).device
+def open_blocks(cache: EngineCache, neutral: bool) -> PagedBlocks:
+    """The blocks of a cache, whose pages have the ``neutral`` order or else the engine's own. Raises ConfigError."""
+    device = next(iter(cache.layers.values())).device
     if device.type == "cuda":
-        on_gpu = NeutralCudaBlocks if neutral else CudaBlocks
-        return on_gpu(kv_caches, num_blocks, page_tokens, writer_of, CudaCopies(device))
-    on_cpu = NeutralCpuBlocks if neutral else CpuBlocks
-    return on_cpu(kv_caches, num_blocks, page_tokens, writer_of)
+        return (NeutralCudaBlocks if neutral else CudaBlocks)(cache, CudaCopies(device))
+    return (NeutralCpuBlocks if neutral else CpuBlocks)(cache)
 
 
 def prefers_contiguous_blocks() -> bool:

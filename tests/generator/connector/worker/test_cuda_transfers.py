@@ -15,6 +15,7 @@ from late_copies import LateCopies
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
+from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
@@ -36,8 +37,8 @@ class Worker:
     def __init__(self, folder: Path, layout: str, threads: int = 2, free: int = 1 << 20) -> None:
         caches = caches_in(layout, torch.bfloat16)
         self.copies = LateCopies(free)
-        self.blocks = CudaBlocks(caches, BLOCKS, TOKENS, writer_of, self.copies)
-        self._on_cpu = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
+        self.blocks = CudaBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of), self.copies)
+        self._on_cpu = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
         size = self.blocks.page_bytes
         self.arena = HostArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
         self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
