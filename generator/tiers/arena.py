@@ -143,17 +143,6 @@ class HostArena:
         """The highest stamp in any page's header, whatever the page's state."""
         return int(self._stamps.max(initial=0))
 
-    @property
-    def used_bytes(self) -> int:
-        """The bytes of the pages of whole nodes."""
-        return sum(len(stored.pages.numbers) for stored in self.nodes() if stored.pages) * self._geometry.page_bytes
-
-    def check_integrity(self) -> None:
-        """Assert that every page is free or part of a whole node."""
-        whole = {number for stored in self.nodes() if stored.pages for number in stored.pages.numbers}
-        for number, state in enumerate(self._states.tolist()):
-            assert state == (State.READY if number in whole else State.FREE), f"page {number} is {State(state).name}"
-
     def close(self) -> None:
         """Detach from the arena. Its file stays."""
         self._pinned.close()

@@ -171,13 +171,6 @@ class KvTier(Protocol):
         No copy can be written to such a page under a lower stamp.
         """
 
-    @property
-    def used_bytes(self) -> int:
-        """The bytes that published copies occupy."""
-
-    def check_integrity(self) -> None:
-        """Assert that the tier's index matches what is stored. For tests, while nothing is being written."""
-
     def close(self) -> None:
         """Close the tier. Published copies stay. Idempotent; no other method may be called afterwards."""
 

@@ -56,6 +56,7 @@ class DiskTier:
 
     tier = Tier.DISK
     on_network = False
+    highest_stamp = 0
 
     def __init__(
         self,
@@ -167,25 +168,6 @@ class DiskTier:
         self._refresh()
         with self._lock:
             return [StoredNode(self._index[key].node) for key in sorted(self._index)]
-
-    @property
-    def highest_stamp(self) -> int:
-        """Always 0: files have no stamps."""
-        return 0
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes of the files of this fingerprint."""
-        with self._lock:
-            return self._used()
-
-    def check_integrity(self) -> None:
-        """Assert that every node of the index has a whole file, and that no room is reserved."""
-        with self._lock:
-            assert not self._reserved, "room is reserved, but nothing is being written"
-            for key, (node, size) in self._index.items():
-                assert key == node.key
-                assert size == self._format.file_bytes(node) == self._folder.file(key).stat().st_size
 
     def close(self) -> None:
         """Free the page buffers."""

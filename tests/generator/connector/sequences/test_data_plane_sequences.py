@@ -21,6 +21,7 @@ from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tier_checks import check_tier
 
 pytest.importorskip("vllm")
 
@@ -211,7 +212,7 @@ class DataPlane(RuleBasedStateMachine):
             for kept in (side._states, side._requests, side._loading, side._ended, side._steps):
                 assert not kept
             assert not side._transfers.busy
-            host.check_integrity()
+            check_tier(host)
             assert host.nodes() == []
         assert self.files() == []
         assert not list(self.folder.rglob("*.tmp"))
