@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.messages import Composed, Prefilled
-from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece
+from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece, copy_of
 from protocol.dependency import DependencyTrees
 from protocol.kv import KvNode, LostCopy, PeerRead, pages_spanned
 from protocol.plans import Donor, PlannedNode, PrefillPlan
@@ -144,7 +144,7 @@ class RequestState:
 
     def _can_read(self, source: PlannedNode | Donor, held: Container[str]) -> bool:
         """Whether what a plan reads can be there. ``held`` are the keys of the nodes in the GPU tier."""
-        copy = _copy_of(source)
+        copy = copy_of(source)
         if copy is None or copy in self.missing or copy.location in self.silent:
             return False
         return copy.tier is not Tier.GPU or copy.node in held
@@ -193,17 +193,8 @@ class RequestState:
         for index in self.offer.donated:
             node, donor = self.nodes[index], self.planned(index).donor
             assert donor is not None
-            yield DonorPages(
-                donor.key,
-                (node.namespace, node.path[-1]),
-                donor.source,
-                donor.prefix_tokens,
-                node.prefix_tokens,
-                _end(node),
-                donor.pages,
-                held.get(donor.key, ()) if donor.source is Tier.GPU else (),
-                donor.peer,
-            )
+            blocks = held.get(donor.key, ()) if donor.source is Tier.GPU else ()
+            yield DonorPages(donor, (node.namespace, node.path[-1]), node.prefix_tokens, _end(node), blocks)
 
     def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
         """The load that carries out the offer; ``held`` are the blocks of the nodes in the GPU tier.
@@ -226,12 +217,8 @@ class RequestState:
                 if planned.source is Tier.GPU:
                     own = held[node.key][first : first + len(blocks)]
                     copies += [BlockCopy(*pair) for pair in zip(own, blocks, strict=True)]
-                elif planned.peer is not None:
-                    peer = planned.peer
-                    pieces.append(Piece(node.key, peer.tier, first, blocks, peer.pages, peer))
                 else:
-                    assert planned.source is not None
-                    pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
+                    pieces.append(Piece(planned, first, blocks))
             if last:
                 break
         composition = self.composition() if self.offer.composes else None
@@ -280,13 +267,6 @@ class RequestState:
                 loaded[source] = loaded.get(source, 0) + tokens
         peers = tuple(self.peer_reads)
         return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed, peers)
-
-
-def _copy_of(read: PlannedNode | Donor) -> LostCopy | None:
-    """The copy that a plan reads; None for what it computes or composes."""
-    if read.peer is not None:
-        return LostCopy(read.key, read.peer.tier, read.peer.location)
-    return LostCopy(read.key, read.source) if read.source is not None else None
 
 
 def _end(node: KvNode) -> int:

@@ -336,8 +336,7 @@ class SchedulerSide:
         self._lost.add_all(result.lost)
         if self._ranks > 1:
             # Other ranks may still have their part of the copy.
-            pages = {piece.copy: piece.pages for piece in load.pieces}
-            pages |= {donor.copy: donor.pages for donor in load.donors}
+            pages = {read.copy: read.source.pages for read in (*load.pieces, *load.donors)}
             for copy in result.lost:
                 if not copy.location:
                     self._transfers.drop(copy.node, copy.tier, pages[copy])

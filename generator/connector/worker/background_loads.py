@@ -63,26 +63,26 @@ class LoadProgress:
         self.failed_blocks: set[int] = set()
         """The blocks that could not be filled."""
 
-    def read(self, source: Piece | DonorPages, pages: int, began: float) -> None:
+    def read(self, read: Piece | DonorPages, pages: int, began: float) -> None:
         """Count ``pages`` that were read since ``began``; those of this location are not counted."""
-        if source.peer is not None:
+        if read.source.peer is not None:
             with self._lock:
-                self._peer(source.peer, began).pages += pages
+                self._peer(read.source.peer, began).pages += pages
 
-    def missed(self, source: Piece | DonorPages, error: Exception, began: float, blocks: Sequence[int] = ()) -> None:
+    def missed(self, read: Piece | DonorPages, error: Exception, began: float, blocks: Sequence[int] = ()) -> None:
         """Record that a copy could not be read since ``began``, and the ``blocks`` that it was to fill.
 
         It is lost if its location does not have it. That is not known if a peer, or an object store, did not serve it.
         """
-        known = (KvMissing, KvBroken) if source.peer is not None else Exception
+        known = (KvMissing, KvBroken) if read.source.peer is not None else Exception
         with self._lock:
             self.failed_blocks.update(blocks)
             if isinstance(error, known) and not isinstance(error, TierUnavailable):
-                self._lost[source.copy] = None
+                self._lost[read.copy] = None
                 return
-            self._unread[source.copy] = None
-            if source.peer is not None and isinstance(error, PeerUnreachable) and began <= self._fair_until:
-                self._peer(source.peer, began).failed = True
+            self._unread[read.copy] = None
+            if read.source.peer is not None and isinstance(error, PeerUnreachable) and began <= self._fair_until:
+                self._peer(read.source.peer, began).failed = True
 
     def failed(self, blocks: Sequence[int]) -> None:
         """Record ``blocks`` that could not be filled, although no copy is missing."""
@@ -181,8 +181,8 @@ class BackgroundLoads:
         here, stored = (
             replace(
                 near,
-                pieces=tuple(piece for piece in near.pieces if (piece.tier in self._stores) is is_stored),
-                donors=tuple(donor for donor in near.donors if (donor.tier in self._stores) is is_stored),
+                pieces=tuple(piece for piece in near.pieces if (piece.copy.tier in self._stores) is is_stored),
+                donors=tuple(donor for donor in near.donors if (donor.copy.tier in self._stores) is is_stored),
             )
             for is_stored in (False, True)
         )
@@ -207,7 +207,7 @@ class BackgroundLoads:
 
     def _span(self, donor: DonorPages) -> range:
         """The pages that a donor's tokens are in."""
-        return pages_spanned(donor.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
+        return pages_spanned(donor.source.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
 
     def _run(
         self,
@@ -291,15 +291,17 @@ class BackgroundLoads:
                 self._blocks.finish()
 
     def _reading(
-        self, source: Piece | DonorPages, deadline: float
+        self, read: Piece | DonorPages, deadline: float
     ) -> AbstractContextManager[PageReader] | AbstractContextManager[RemoteReader]:
-        if source.peer is None:
-            return self._tiers[source.tier].reading(source.key, source.pages)
+        named = read.source
+        if named.peer is None:
+            return self._tiers[read.copy.tier].reading(named.key, named.pages)
         if self._peering is None:
             raise PeerUnreachable(Reason.DENIED, "this engine reads from no peers: it was given no key for them")
-        return self._peering.reading(source.peer, source.key, deadline)
+        return self._peering.reading(named.peer, named.key, deadline)
 
 
-def _warn(source: Piece | DonorPages, error: Exception) -> None:
-    facts = {} if source.peer is None else {"location": source.peer.location}
-    warn("kv_not_loaded", error, node=source.key, tier=source.tier, **facts)
+def _warn(read: Piece | DonorPages, error: Exception) -> None:
+    copy = read.copy
+    facts = {"location": copy.location} if copy.location else {}
+    warn("kv_not_loaded", error, node=copy.node, tier=copy.tier, **facts)

@@ -175,7 +175,7 @@ def _task(state: _State, composition: Composition) -> Task:
         state.prompt._replace(documents=_documents(donors), contents=_contents(donors)),
         composition.exact,
         composition.end,
-        [Donated(donor.prefix_tokens, Run(donor.start, donor.end), staged[donor.start]) for donor in donors],
+        [Donated(donor.source.prefix_tokens, Run(donor.start, donor.end), staged[donor.start]) for donor in donors],
         recompute.method,
         recompute.share,
         recompute.bound,

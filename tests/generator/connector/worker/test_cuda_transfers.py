@@ -12,6 +12,7 @@ pytest.importorskip("vllm")
 import torch
 from kv_layouts import BLOCKS, TOKENS, caches_in, writer_of
 from late_copies import LateCopies
+from reads import donor_pages, piece_of
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
@@ -131,7 +132,7 @@ def test_a_save_that_fails_leaves_no_copy_under_way(worker, monkeypatch):
 def test_a_load_ends_when_its_blocks_are_filled(worker, tier):
     worker.jobs.transfer(saved(tier, (5, 0, 3)))
     expected = worker.pages(5, 0, 3)
-    worker.load(Piece(NODE.key, tier, 0, (1, 6, 2), PAGES))
+    worker.load(piece_of(NODE.key, tier, 0, (1, 6, 2), PAGES))
     assert worker.under_way_at_end == 0
     assert (worker.result.lost, worker.failed) == ((), set())
     for block, page in zip((1, 6, 2), expected, strict=True):
@@ -144,10 +145,10 @@ def test_a_load_ends_when_the_pages_of_its_donors_are_there(tmp_path, free):
     for tier in (Tier.HOST, Tier.DISK):
         worker.jobs.transfer(saved(tier, (5, 0, 3)))
     donors = tuple(
-        DonorPages(NODE.key, ("tenant", "aa"), tier, 0, start, start + NODE.tokens, PAGES, blocks)
+        donor_pages(NODE.key, ("tenant", "aa"), tier, 0, start, start + NODE.tokens, PAGES, blocks)
         for tier, start, blocks in ((Tier.HOST, 100, ()), (Tier.DISK, 200, ()), (Tier.GPU, 300, (5, 0, 3)))
     )
-    missing = DonorPages("bb", ("tenant", "bb"), Tier.DISK, 0, 400, 400 + NODE.tokens)
+    missing = donor_pages("bb", ("tenant", "bb"), Tier.DISK, 0, 400, 400 + NODE.tokens)
     worker.load(donors=(donors[0], missing, *donors[1:]))
     assert worker.under_way_at_end == 0
     assert worker.result.lost == (missing.copy,)
@@ -162,7 +163,7 @@ def test_a_load_ends_when_the_pages_of_its_donors_are_there(tmp_path, free):
 def test_a_load_ends_if_there_is_no_memory_for_its_donors(tmp_path, monkeypatch):
     worker = Worker(tmp_path, "LBNHC", free=0)
     worker.jobs.transfer(saved(Tier.HOST, (5, 0, 3)))
-    donor = DonorPages(NODE.key, ("tenant", "aa"), Tier.HOST, 0, 100, 100 + NODE.tokens, PAGES)
+    donor = donor_pages(NODE.key, ("tenant", "aa"), Tier.HOST, 0, 100, 100 + NODE.tokens, PAGES)
 
     def pinned(self, size: int) -> None:
         raise RuntimeError("no memory can be pinned")
@@ -176,7 +177,7 @@ def test_a_load_ends_if_there_is_no_memory_for_its_donors(tmp_path, monkeypatch)
 def test_copies_wait_for_the_steps_that_may_still_use_the_blocks(worker):
     worker.jobs.transfer(saved(Tier.HOST, (5, 0, 3)))
     worker.copies.log.clear()
-    worker.load(Piece(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
+    worker.load(piece_of(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
     log = worker.copies.log
     assert log[0] == "fence"
     for share in range(log.count("submit")):
@@ -194,7 +195,7 @@ def test_pages_that_change_while_they_are_copied_are_lost(worker):
                 writer.page(index)[:] = 0
 
     worker.copies.before_copying = overwrite
-    worker.load(Piece(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
+    worker.load(piece_of(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
     assert worker.result.lost == (LostCopy(NODE.key, Tier.HOST),)
     assert worker.failed
 
@@ -206,7 +207,7 @@ def test_a_load_that_fails_in_the_middle_ends_with_no_copy_under_way(tmp_path):
     with file.open("r+b") as opened:
         opened.seek(-1, 2)
         opened.write(b"\xff")
-    worker.load(Piece(NODE.key, Tier.DISK, 0, (1, 6, 2)))
+    worker.load(piece_of(NODE.key, Tier.DISK, 0, (1, 6, 2)))
     assert worker.under_way_at_end == 0
     assert worker.failed == {1, 6, 2}
     worker.close()
