@@ -11,7 +11,6 @@ import msgspec
 from generator.device import Device
 from generator.settings import GeneratorSettings
 
-_STORED_VALUE_BYTES = {"float32": 4}
 _WEIGHTS = "*.safetensors"
 _CPU_SHARE = 0.75
 """Of a CPU's memory. The rest is for the stack's other processes and the operating system."""
@@ -65,7 +64,7 @@ def facts_of_folder(folder: Path, name: str) -> ModelFacts | None:
 
 
 def _stored_bytes(config: Mapping[str, Any]) -> int:
-    return _STORED_VALUE_BYTES.get(config.get("dtype") or config.get("torch_dtype") or "", 2)
+    return _VALUE_BYTES.get(config.get("dtype") or config.get("torch_dtype") or "", 2)
 
 
 class Fit(StrEnum):

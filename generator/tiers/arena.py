@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from generator.tiers.arena_file import PAGE_HEADER, ArenaFile, ByteLocks, Geometry, decode_node, encode_node
 from generator.tiers.base import (
     Damage,
-    DiscardingWriter,
     KvBroken,
     KvMissing,
     OrderedWriter,
@@ -22,6 +21,7 @@ from generator.tiers.base import (
     PageWriter,
     StoredNode,
     TierFull,
+    discarding_writer,
 )
 from protocol.kv import KvNode, Pages, pages_spanned
 from protocol.tiers import Tier
@@ -103,12 +103,12 @@ class HostArena:
             raise TierFull(f"{node.key} needs {count} pages of the arena, but was given {pages}")
         with self._file.locks() as locks:
             if not self._claim(node, pages, locks):
-                discarding = DiscardingWriter(count, self._geometry.page_bytes)
+                discarding = discarding_writer(count, self._geometry.page_bytes)
                 yield discarding
                 discarding.finish()
                 return
             try:
-                writer = _ArenaWriter(self._file.pages, pages)
+                writer = OrderedWriter(count, lambda index: self._file.pages[pages.numbers[index]])
                 yield writer
                 writer.finish()
             except BaseException:
@@ -266,16 +266,3 @@ class _ArenaReader:
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self._numbers):
             raise IndexError(f"page {index} of {len(self._numbers)}")
-
-
-class _ArenaWriter(OrderedWriter):
-    """A ``PageWriter`` into the arena's memory."""
-
-    def __init__(self, pages: Page, of: Pages) -> None:
-        super().__init__(len(of.numbers))
-        self._pages = pages
-        self._numbers = of.numbers
-
-    def _buffer(self, index: int) -> Page:
-        page: Page = self._pages[self._numbers[index]]
-        return page

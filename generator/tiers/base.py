@@ -5,8 +5,7 @@ from 0. Pages are passed one at a time, so a caller needs no memory for a whole 
 tiers that every page is written, in order.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -175,18 +174,19 @@ class KvTier(Protocol):
         """Close the tier. Published copies stay. Idempotent; no other method may be called afterwards."""
 
 
-class OrderedWriter(ABC):
-    """A ``PageWriter`` of ``count`` pages that enforces their order."""
+class OrderedWriter:
+    """A ``PageWriter`` of ``count`` pages that enforces their order. ``buffer`` returns that of the next page."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, buffer: Callable[[int], Page]) -> None:
         self._count = count
+        self._next_buffer = buffer
         self._next = 0
 
     def page(self, index: int) -> Page:
         """The buffer for page ``index``. Raises ValueError if another page is next."""
         if index != self._next or index >= self._count:
             raise ValueError(f"page {index} is out of order: page {self._next} of {self._count} is next")
-        buffer = self._buffer(index)
+        buffer = self._next_buffer(index)
         self._next += 1
         return buffer
 
@@ -195,17 +195,8 @@ class OrderedWriter(ABC):
         if self._next != self._count:
             raise ValueError(f"{self._next} of {self._count} pages were filled")
 
-    @abstractmethod
-    def _buffer(self, index: int) -> Page:
-        """The buffer for page ``index``, which is the next one."""
 
-
-class DiscardingWriter(OrderedWriter):
-    """Discards what is written, for a copy that is already published."""
-
-    def __init__(self, count: int, page_bytes: int) -> None:
-        super().__init__(count)
-        self._scratch = np.empty(page_bytes, np.uint8)
-
-    def _buffer(self, index: int) -> Page:  # noqa: ARG002 - all pages share one buffer
-        return self._scratch
+def discarding_writer(count: int, page_bytes: int) -> OrderedWriter:
+    """A writer that discards what is written, for a copy that is already published."""
+    scratch = np.empty(page_bytes, np.uint8)
+    return OrderedWriter(count, lambda _: scratch)

@@ -14,7 +14,6 @@ import structlog
 
 from generator.tiers.base import (
     Damage,
-    DiscardingWriter,
     KvBroken,
     KvMissing,
     Page,
@@ -23,6 +22,7 @@ from generator.tiers.base import (
     StoredNode,
     TierFull,
     TierUnavailable,
+    discarding_writer,
 )
 from generator.tiers.disk_folder import FingerprintFolder, boot_id, folders_beside
 from generator.tiers.disk_identity import folder_identity
@@ -127,7 +127,7 @@ class DiskTier:
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
         """Write a temporary file, which is renamed when it is whole."""
         if self.has(node.key, pages):
-            discarding = DiscardingWriter(self._format.pages(node), self._format.page_bytes)
+            discarding = discarding_writer(self._format.pages(node), self._format.page_bytes)
             yield discarding
             discarding.finish()
             return

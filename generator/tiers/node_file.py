@@ -113,7 +113,7 @@ class NodeFileWriter(OrderedWriter):
     """
 
     def __init__(self, descriptor: int, layout: NodeFormat, node: KvNode, buffer: Page) -> None:
-        super().__init__(layout.pages(node))
+        super().__init__(layout.pages(node), self._buffer_for)
         self._descriptor = descriptor
         self._layout = layout
         self._node = node
@@ -132,7 +132,7 @@ class NodeFileWriter(OrderedWriter):
         except OSError as error:
             raise self._refusal(error) from error
 
-    def _buffer(self, index: int) -> Page:
+    def _buffer_for(self, index: int) -> Page:
         if index:
             self._flush()
         return self._page

@@ -12,7 +12,6 @@ import structlog
 
 from generator.tiers.base import (
     Damage,
-    DiscardingWriter,
     KvBroken,
     KvMissing,
     PageReader,
@@ -20,6 +19,7 @@ from generator.tiers.base import (
     StoredNode,
     TierFull,
     TierUnavailable,
+    discarding_writer,
 )
 from generator.tiers.disk_identity import store_identity
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
@@ -113,7 +113,7 @@ class ObjectStoreTier:
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:  # noqa: ARG002
         """Collect the node in memory, and upload it when it is whole."""
         if self._is_written(node.key):
-            discarding = DiscardingWriter(self._format.pages(node), self._format.page_bytes)
+            discarding = discarding_writer(self._format.pages(node), self._format.page_bytes)
             yield discarding
             discarding.finish()
             return

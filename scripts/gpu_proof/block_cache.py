@@ -77,7 +77,7 @@ class BlockCache:
         self._mirror = [torch.empty(size, dtype=torch.bfloat16) for _ in range(count)]
         mirrored = self._named(self._views(self._mirror))
         on_cpu = NeutralCpuBlocks if neutral else CpuBlocks
-        self._mirrored = on_cpu(mirrored, shape.blocks, shape.tokens, lambda _: writer)
+        self._mirrored = on_cpu(EngineCache(mirrored, shape.blocks, shape.tokens, lambda _: writer))
         pages = 2 * shape.blocks
         folder = task.host_folder(pages * self.blocks.page_bytes)
         self._file = Path(tempfile.mkdtemp(prefix="ragtree-proof-", dir=folder)) / "arena"
