@@ -16,8 +16,8 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.exceptions import AuthenticationError, RayError
 
 from generator.device import Device, find_device
-from generator.peers.address import host_and_port
-from generator.peers.peer_key import PeerKey
+from generator.peers.handshake import PeerKey
+from generator.peers.wire import host_and_port
 from generator.settings import PeerSettings
 from protocol.errors import ConfigError, RagtreeError
 from services.config import Config

@@ -9,7 +9,7 @@ from examine.doctor.context import Context
 from examine.doctor.outcome import Outcome
 from generator.settings import ObjectStoreSettings
 from generator.tiers.base import TierError
-from generator.tiers.open_store import open_store
+from generator.tiers.object_requests import open_store
 from protocol.errors import ConfigError
 
 _PROBE_BYTES = 4 << 20

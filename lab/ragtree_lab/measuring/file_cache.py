@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from generator.tiers.file_cache import evict, is_cached
+from generator.tiers.node_file import evict, is_cached
 
 
 def evict_from_file_cache(folder: Path) -> bool:

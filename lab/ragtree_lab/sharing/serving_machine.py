@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from generator.engines.vllm_engine import VllmEngine
-from generator.peers.address import host_and_port
+from generator.peers.wire import host_and_port
 from generator.settings import PeerSettings
 from protocol.errors import InternalError
 from ragtree_lab.measuring.engines import ComparedEngines

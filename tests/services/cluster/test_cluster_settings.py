@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from generator.device import Device
-from generator.peers.peer_key import PeerKey
+from generator.peers.handshake import PeerKey
 from protocol.errors import ConfigError
 from services.cluster import first_machine
 from services.cluster.first_machine import ENGINE, difference, identity_labels, placed, ray_options, room

@@ -13,6 +13,7 @@ from controller_integrity import check_integrity
 
 pytest.importorskip("vllm")
 
+from plan_messages import plan_message
 from toy_engine import PAGE, ToyEngine, answer_to
 
 from cachectl.nodes.keys import path_keys
@@ -24,7 +25,6 @@ from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
-from generator.connector.messages import RequestMessage
 from generator.connector.step_jobs import Transfer
 from protocol.tiers import Tier
 
@@ -65,7 +65,7 @@ class Stack:
         if before:
             self.release(before)
         nodes = tuple(grant.documents)
-        message = RequestMessage(document, True, NAMESPACE, (document,), nodes, tuple(grant.moves))
+        message = plan_message(document, NAMESPACE, (document,), nodes, moves=tuple(grant.moves))
         self.copying.clear()
         prompt = [*tokens, 1, 2]
         self.engine.send(message, prompt, 2)

@@ -1,16 +1,20 @@
-"""Open connections to peers, kept for the next request."""
+"""Connections to peers: made and authenticated, and kept for the next request."""
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.handshake import PeerKey, introduce
 from generator.peers.stream import Stream
-from generator.peers.wire import HEAD_BYTES
+from generator.peers.wire import HEAD_BYTES, PageFormat, PeerUnreachable, Reason, host_and_port
 
 Connect = Callable[[str, float], Stream]
 """Opens a connection to an address by a deadline, or raises PeerUnreachable."""
+_Place: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+"""What a socket connects to: a host and a port, with two more numbers in IPv6."""
 
 
 class Reply(NamedTuple):
@@ -127,3 +131,55 @@ class ConnectionPool:
             self._idle = [(to, stream) for to, stream in self._idle if to != address]
         for stream in stale:
             stream.close()
+
+
+def connect(own_format: PageFormat, key: PeerKey, timeout_s: float, address: str, deadline: float) -> Stream:
+    """A connection to ``address``, whose server knows ``key`` and has pages of ``own_format``. Raises PeerUnreachable.
+
+    Connecting and authenticating take ``timeout_s`` seconds at most. Then no call on the stream waits longer than that
+    for the peer. The system looks up host names within limits that it sets: deadlines hold for IP addresses.
+    """
+    deadline = min(deadline, time.monotonic() + timeout_s)
+    connected = _connected(address, deadline)
+    try:
+        stream = Stream(connected, address, timeout_s)
+        introduce(stream, key, own_format, deadline)
+    except OSError as error:
+        connected.close()
+        raise PeerUnreachable(Reason.CUT, f"the connection to {address} was cut: {error.strerror}") from error
+    except BaseException:
+        connected.close()
+        raise
+    return stream
+
+
+def _connected(address: str, deadline: float) -> socket.socket:
+    """A socket that is connected to one of the hosts of ``address``."""
+    try:
+        host, port = host_and_port(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise PeerUnreachable(Reason.REFUSED, f"{address} leads nowhere: {error}") from error
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, place in found:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            return _connected_to(place, socket.socket(family, kind, protocol), left)
+        except OSError as error:
+            failure = error
+    if isinstance(failure, TimeoutError):
+        raise PeerUnreachable(Reason.TIMEOUT, f"{address} did not accept a connection in time") from failure
+    raise PeerUnreachable(Reason.REFUSED, f"{address} does not accept connections: {failure.strerror}") from failure
+
+
+def _connected_to(place: _Place, connecting: socket.socket, timeout_s: float) -> socket.socket:
+    """The socket, connected to a place of its address family. Raises OSError, and closes the socket then."""
+    try:
+        connecting.settimeout(timeout_s)
+        connecting.connect(place)
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
