@@ -45,6 +45,8 @@ _HAS_NONE: dict[str, Callable[[str], bool]] = {
 }
 """Whether a file has no test that is chosen: by ``make test``, ``.ci/run``, ``make prove`` and ``make unit``."""
 _ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
+_OWN_ENGINES = "tests/generator/own_engines/"
+"""Each file in there starts engines that it does not share."""
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=examples(100))
 settings.register_profile("search", deadline=None)
@@ -114,8 +116,10 @@ class ByFileOrFolder(LoadScopeScheduling):
     """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = next((folder for folder in _ONE_WORKER if nodeid.startswith(folder)), None)
-        return folder or nodeid.partition("::")[0]
+        shared = None
+        if not nodeid.startswith(_OWN_ENGINES):
+            shared = next((folder for folder in _ONE_WORKER if nodeid.startswith(folder)), None)
+        return shared or nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFileOrFolder:

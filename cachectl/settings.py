@@ -1,6 +1,7 @@
 """The controller's section of the configuration."""
 
 from enum import StrEnum
+from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -19,10 +20,22 @@ class Swap(StrEnum):
     WRITE_THROUGH = "write_through"
 
 
+class Pace(NamedTuple):
+    """Times in seconds that nobody who runs the controller has to choose.
+
+    - ``first_token_s``: for a plan's first token. Later, other queries stop waiting for it.
+    - ``delete_timeout_s``: how long the deletion of a document waits for queries that use it.
+    """
+
+    first_token_s: float = 180.0
+    delete_timeout_s: float = 30.0
+
+
 class ControllerSettings(BaseModel):
     """What is kept, how many queries run at once, and how many may wait."""
 
     model_config = ConfigDict(extra="forbid")
+    pace: ClassVar[Pace] = Pace()
 
     shards: int = Field(
         1,

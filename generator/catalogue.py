@@ -3,7 +3,7 @@
 Numbers are those of the models' own configuration files. Parameters are counted once where embeddings are tied.
 """
 
-from generator.model_facts import ModelFacts
+from generator.memory_fit import ModelFacts
 
 _APACHE = "Apache-2.0"
 _LLAMA = "Llama licence"

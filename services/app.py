@@ -7,7 +7,6 @@ A sharded retriever has one application for each shard, and the gateway merges t
 
 from typing import NamedTuple
 
-import ray
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray import serve
@@ -38,6 +37,8 @@ from services.serve.applications import (
 )
 from services.serve.handles import GeneratorHandle, controller_handle, retriever_handle
 
+_LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
 _SHARD_READINESS_SHARE = 0.75
 """Share of the retriever's readiness timeout that each shard gets."""
 
@@ -59,7 +60,7 @@ def build_ingress(config: Config) -> serve.RunTarget:
 
 
 class Parts(NamedTuple):
-    """The parts of a running stack, as the gateway and the benchmarks call them."""
+    """The parts of a running stack, as the gateway calls them."""
 
     retriever: Retriever
     controller: Controller
@@ -72,7 +73,7 @@ def build_app(config: Config) -> FastAPI:
     registry = CollectorRegistry()
     spans = open_spans(config.observability, GATEWAY)
     return create_app(
-        _parts(config),
+        connect_parts(config),
         config.gateway,
         data_dir=config.data_dir / "gateway",
         registry=registry,
@@ -81,19 +82,14 @@ def build_app(config: Config) -> FastAPI:
     )
 
 
-def connect_parts(config: Config, ray_address: str) -> Parts:
-    """Connect this process to a running stack's Ray and return handles of its parts."""
-    ray.init(address=ray_address, logging_level="ERROR", log_to_driver=False)
-    return _parts(config)
-
-
 def connect_controller(config: Config) -> Controller:
     """Return the controller of the stack that this process runs."""
     shards = [controller_handle(_handle(name)) for name in controller_names(config)]
     return shards[0] if len(shards) == 1 else ShardedController(shards)
 
 
-def _parts(config: Config) -> Parts:
+def connect_parts(config: Config) -> Parts:
+    """Return handles of a running stack's parts. Needs a connection to its Ray."""
     return Parts(
         _retriever(config),
         connect_controller(config),
@@ -116,8 +112,4 @@ def _handle(name: str) -> DeploymentHandle:
 
 
 def _target(application: serve.Application, name: str, route_prefix: str | None = None) -> serve.RunTarget:
-    return serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=_logging())
-
-
-def _logging() -> LoggingConfig:
-    return LoggingConfig(log_level="WARNING", enable_access_log=False)
+    return serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=_LOGGING)

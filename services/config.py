@@ -6,9 +6,9 @@ declared once, in the part that reads it.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
@@ -26,10 +26,10 @@ from gateway.settings import GatewaySettings
 from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
 from protocol.errors import ConfigError
 from retriever.settings import RetrieverSettings
-from services.cluster.settings import ClusterSettings
+from retriever.sharding.shard_folders import ShardFolders
 from services.dropped_options import DROPPED_OPTIONS
 from services.observability.settings import ObservabilitySettings
-from services.redis.settings import RedisSettings
+from services.redis.link import RedisSettings
 from services.serve.replica_settings import ServingSettings
 
 
@@ -43,6 +43,25 @@ class ServerSettings(BaseModel):
     ingress: Literal["uvicorn", "serve"] = Field(
         "uvicorn",
         description="uvicorn: its own server, 10 ms faster (lab/results); serve: behind Ray Serve's proxy.",
+    )
+
+
+class ClusterSettings(BaseModel):
+    """A machine in a stack of several. The first one runs ``ragtree up``, the others ``ragtree join``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    port: int | None = Field(
+        None,
+        gt=0,
+        lt=1 << 16,
+        description="Port of the first machine at which others join its stack (`ragtree join`); without it, none can.",
+    )
+    host: str = Field(
+        "", description="Address of this machine at which the others reach it; by default the one that Ray finds."
+    )
+    engines: int = Field(
+        1, ge=0, description="Instances of the engine, KV generators included, that have room on this machine."
     )
 
 
@@ -75,6 +94,11 @@ class Config(BaseSettings):
                 "set generator.kv.page_layout to neutral"
             )
         return self
+
+    @property
+    def shard_folders(self) -> ShardFolders:
+        """The data folders of the retriever's shards."""
+        return ShardFolders(self.data_dir / "retriever", self.retriever.shards.count)
 
     def for_kv_generators(self) -> "Config":
         """The configuration of instances that only generate KV: with their own engine arguments.
@@ -118,15 +142,32 @@ def config_file() -> Path | None:
 def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
     """Each option that is not valid, and why."""
     for fault in error.errors():
-        place = [str(part) for part in fault["loc"]]
-        name = ".".join(place)
-        # Options of one kind of a part are written without the kind: retriever.embedder.max_retries.
-        written = ".".join(place[:2] + place[3:])
-        dropped = next((each for each in (name, written) if each in DROPPED_OPTIONS), None)
-        if dropped is None:
-            yield name, fault["msg"]
-        else:
-            yield dropped, f"there is no such option any more: {DROPPED_OPTIONS[dropped]}"
+        name = _name(fault["loc"])
+        dropped = DROPPED_OPTIONS.get(name)
+        yield name, fault["msg"] if dropped is None else f"there is no such option any more: {dropped}"
+
+
+def _name(place: Iterable[str | int]) -> str:
+    """Return an option's name as users write it: pydantic names the kind behind an option of several kinds."""
+    name: list[str] = []
+    models: set[type[BaseModel]] = {Config}
+    is_kind = False
+    for part in place:
+        if is_kind:
+            is_kind = False
+            continue
+        name.append(str(part))
+        fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
+        models = set[type[BaseModel]]().union(*(_models(field.annotation) for field in fields))
+        is_kind = len(models) > 1
+    return ".".join(name)
+
+
+def _models(annotation: object) -> set[type[BaseModel]]:
+    """Return the models that a value of this type may be."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return set[type[BaseModel]]().union(*map(_models, get_args(annotation)))
 
 
 def load_config() -> Config:

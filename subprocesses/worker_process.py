@@ -1,16 +1,44 @@
-"""A process that does work for this one, and answers one message after another."""
+"""A process that does work for this one, and answers one message after another over its standard input and output.
+
+What the process itself uses is here, too: how messages are read and written, and the limits that it sets itself before
+it reads foreign input. The kernel enforces them.
+"""
 
 import os
+import resource
+import struct
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from subprocesses.frames import read_frame, write_frame
-
 Reply = TypeVar("Reply")
+
+
+_LENGTH = struct.Struct("<Q")
+_NICENESS = 5
+
+
+def write_frame(stream: BinaryIO, message: object) -> None:
+    """Send a message, encoded as MessagePack. Raises OSError if the other end is closed."""
+    encoded = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(encoded)))
+    stream.write(encoded)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """Receive an encoded message. Raises EOFError if the other end is closed."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    if len(body) < length:
+        raise EOFError
+    return body
 
 
 class WorkerEnded(Exception):
@@ -61,3 +89,25 @@ class WorkerProcess:
         # What it has not read cannot be flushed.
         with suppress(OSError), self._process:
             pass
+
+
+def give_way() -> None:
+    """Let other processes compute first: the parts answer at the same time."""
+    os.nice(_NICENESS)
+
+
+def confine(memory_bytes: int) -> None:
+    """Limit the address space of this process, and let it write no file and no core.
+
+    At the limit it gets a MemoryError, or whatever native code makes of a failed allocation.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_processor_time(seconds: int) -> None:
+    """Let this process compute for so many seconds more, on all its threads together. Then SIGXCPU ends it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))

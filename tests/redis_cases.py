@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from redis_server import RedisServer
 
-from services.redis.link import RedisLink
-from services.redis.metrics import RedisMetrics
-from services.redis.settings import RedisSettings
+from services.redis.link import RedisLink, RedisMetrics, RedisSettings
 
 PATIENT_S = 10.0
 """Timeout for tests with a Redis that answers: a busy machine must not look like a lost server."""

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 from protocol.errors import ConfigError, InvalidRequest
 
 
-class CostGrid:
-    """Prefill seconds over cached and new tokens: ``seconds[i][j]`` is T(cached[i], new[j]).
+class CostGrid:  # noqa: PLW1641  # nobody needs its hash
+    """Prefill seconds over cached and new tokens: ``seconds[i][j]`` is T(cached[i], new[j]), kept as ``points``.
 
     Inside the grid, the time is bilinear between the four surrounding points, and exact at each. Outside:
 
@@ -29,7 +29,7 @@ class CostGrid:
     slope or the launch cost of fewer tokens is used instead.
 
     Raises ConfigError unless both axes have two points or more, strictly increasing from 0 or above, and ``seconds``
-    has a positive finite number for each pair. Immutable; grids with equal points are equal.
+    has a positive finite number for each pair. Grids with equal points are equal.
     """
 
     def __init__(self, cached: Sequence[int], new: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:
@@ -39,32 +39,18 @@ class CostGrid:
             raise ConfigError(f"a grid of {len(cached)} cached by {len(new)} new points needs a time for each pair")
         if not all(math.isfinite(time) and time > 0 for row in seconds for time in row):
             raise ConfigError("a prefill's seconds must be positive and finite")
-        self._cached = tuple(cached)
-        self._new = tuple(new)
-        self._points = tuple(tuple(float(time) for time in row) for row in seconds)
-        self._rows, self._columns, self._cells = _cells_of(self._cached, self._new, self._points)
-
-    @property
-    def cached(self) -> tuple[int, ...]:
-        """The measured numbers of cached tokens."""
-        return self._cached
-
-    @property
-    def new(self) -> tuple[int, ...]:
-        """The measured numbers of new tokens."""
-        return self._new
-
-    @property
-    def points(self) -> tuple[tuple[float, ...], ...]:
-        """The measured seconds: a row for each of ``cached``, with a time for each of ``new``."""
-        return self._points
+        self.cached = tuple(cached)
+        self.new = tuple(new)
+        self.points = tuple(tuple(float(time) for time in row) for row in seconds)
+        self._rows, self._columns, self._cells = _cells_of(self.cached, self.new, self.points)
 
     def seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """Seconds to prefill ``new_tokens`` behind ``cached_tokens``. Raises InvalidRequest for negative tokens."""
         if new_tokens <= 0 or cached_tokens < 0:
-            _check_tokens(cached_tokens, new_tokens)
+            if cached_tokens < 0 or new_tokens < 0:
+                raise InvalidRequest(f"tokens must not be negative: {cached_tokens} cached, {new_tokens} new")
             return 0.0
-        longest = self._new[-1]
+        longest = self.new[-1]
         if new_tokens <= longest:
             return self._interpolated(cached_tokens, new_tokens)
         steps = (new_tokens - 1) // longest
@@ -73,7 +59,7 @@ class CostGrid:
 
     def _in_steps(self, cached_tokens: int, steps: int) -> float:
         """Seconds of so many prefills of the most measured new tokens, each behind those before."""
-        longest = self._new[-1]
+        longest = self.new[-1]
         total = 0.0
         while steps:
             row = bisect_right(self._rows, cached_tokens) - 1
@@ -98,13 +84,7 @@ class CostGrid:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CostGrid):
             return NotImplemented
-        return (self._cached, self._new, self._points) == (other._cached, other._new, other._points)
-
-    def __hash__(self) -> int:
-        return hash((self._cached, self._new, self._points))
-
-    def __repr__(self) -> str:
-        return f"CostGrid(cached={self._cached}, new={self._new}, seconds={self._points})"
+        return (self.cached, self.new, self.points) == (other.cached, other.new, other.points)
 
 
 def _cells_of(
@@ -158,8 +138,3 @@ def check_axis(name: str, points: Sequence[int]) -> None:
         raise ConfigError(f"the {name} axis begins at {points[0]}, but must not be negative", name)
     if any(point >= after for point, after in pairwise(points)):
         raise ConfigError(f"the {name} axis must increase strictly", name)
-
-
-def _check_tokens(cached_tokens: int, new_tokens: int) -> None:
-    if cached_tokens < 0 or new_tokens < 0:
-        raise InvalidRequest(f"tokens must not be negative: {cached_tokens} cached, {new_tokens} new")

@@ -23,37 +23,24 @@ The last one fixes load = 171 ms for 4,000 tokens of LLaMA-2-7B at 512 KiB each:
 of PCIe 4.0 x16. RAGCache publishes no rate of the disk; 2 GB/s is an assumption about an NVMe drive.
 """
 
-import json
 import math
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 
 from cachectl.atomic_file import write_atomically
 from cachectl.costs.cost_grid import CostGrid
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
 
 _PEER_BYTES_PER_S = 1e9
 
 
-class Costs(Protocol):
-    """What prefills and loads cost on an instance, in seconds."""
-
-    def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
-        """Seconds to prefill ``new_tokens`` behind ``cached_tokens``."""
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        """Seconds to load the KV of ``tokens`` from ``tier`` to the device."""
-
-    def peer_seconds(self, tokens: int) -> float:
-        """Seconds to read the KV of ``tokens`` at another location, before any such read is measured."""
-
-
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What prefills and KV transfers cost on one kind of device with one model. Implements ``Costs``.
+    """What prefills and KV transfers cost on one kind of device with one model.
 
     ``source`` says where the numbers come from. ``host_bytes_per_s`` is the rate from host memory to the device,
     ``disk_bytes_per_s`` the rate from disk to host memory, and ``kv_bytes_per_token`` the size of one token's KV in all
@@ -97,14 +84,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def save(self, path: Path) -> None:
         """Write the profile atomically: a reader finds the old file or the new one. Raises OSError."""
-        write_atomically(path, _readable(self))
-
-    def with_kv_bytes(self, kv_bytes_per_token: int) -> Self:
-        """The profile of another model of the same size, whose KV has another size: 131072 for Mistral-7B.
-
-        Prefill times stay. Models of one size differ in prefill times by percents, but in KV by factors.
-        """
-        return msgspec.structs.replace(self, kv_bytes_per_token=kv_bytes_per_token)
+        text = msgspec.json.format(msgspec.json.encode(self, enc_hook=_grid_encoded)).decode()
+        write_atomically(path, text + "\n")
 
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """Seconds to prefill ``new_tokens`` behind ``cached_tokens`` on the device, by ``CostGrid.seconds``."""
@@ -125,9 +106,11 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return size / self.host_bytes_per_s
         return size / self.disk_bytes_per_s + size / self.host_bytes_per_s
 
-    def peer_seconds(self, tokens: int) -> float:
-        """Seconds to read the KV of ``tokens`` at another location: at 1 GB/s, which a link of 10 Gbit/s carries."""
-        return tokens * self.kv_bytes_per_token / _PEER_BYTES_PER_S
+    @property
+    def costs(self) -> TreeCosts:
+        """What the tree reckons with. Unmeasured links are taken to carry 1 GB/s, as those of 10 Gbit/s do."""
+        peer_token_s = self.kv_bytes_per_token / _PEER_BYTES_PER_S
+        return TreeCosts(self.prefill_seconds, self.load_seconds, peer_token_s)
 
     @classmethod
     def _decoded(cls, content: bytes, file: str) -> Self:
@@ -149,14 +132,6 @@ def _grid_decoded(wanted: type, value: Any) -> CostGrid:  # noqa: ANN401 - JSON 
     return CostGrid(grid.cached_tokens, grid.new_tokens, grid.seconds)
 
 
-def _readable(device: DeviceProfile) -> str:
-    """The profile as JSON, with a line for each field and each row of the grid."""
-    fields = [f"  {json.dumps(name)}: {json.dumps(getattr(device, name))}" for name in device.__struct_fields__[:-1]]
-    rows = ",\n".join(f"      {json.dumps(row)}" for row in device.grid.points)
-    grid = [
-        f'    "cached_tokens": {json.dumps(device.grid.cached)}',
-        f'    "new_tokens": {json.dumps(device.grid.new)}',
-        f'    "seconds": [\n{rows}\n    ]',
-    ]
-    fields.append('  "grid": {\n' + ",\n".join(grid) + "\n  }")
-    return "{\n" + ",\n".join(fields) + "\n}\n"
+def _grid_encoded(grid: Any) -> _GridFile:  # noqa: ANN401 - msgspec asks about any type that it does not know
+    assert isinstance(grid, CostGrid)
+    return _GridFile(list(grid.cached), list(grid.new), [list(row) for row in grid.points])

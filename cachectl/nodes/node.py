@@ -7,18 +7,13 @@ Node ── one document behind one sequence of documents
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 from mypy_extensions import i32
 
-from protocol.kv import pages_spanned
+from protocol.kv import Pages, pages_spanned
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from protocol.kv import Pages
-
 
 _FEW = 16
 """Up to this number, a node's copies are searched one by one. An index of them would take more memory than they do."""
@@ -361,11 +356,6 @@ class NodeCache(ABC):
     def owner(self) -> str:
         """The instance whose GPU this is, or the location whose instances share it."""
         return self.location if self.instance is None else self.instance
-
-    @property
-    def turnovers(self) -> float:
-        """How often the cache was filled: tokens ever inserted over its capacity."""
-        return self.inserted_tokens / self.capacity if self.capacity else 0.0
 
     @abstractmethod
     def reaches(self, cache: NodeCache) -> bool:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from cachectl.nodes.node import PathDocument
+from cachectl.nodes.node import Copy, Node, NodeCache, PathDocument
 from cachectl.policies.eviction_order import EvictionOrder
+from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.priority_order import PriorityOrder
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy, Node, NodeCache
-    from cachectl.policies.lookahead import Lookahead
 
 
 class Arrival(NamedTuple):

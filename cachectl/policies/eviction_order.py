@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy
+from cachectl.nodes.node import Copy
 
 
 # Compiled by scripts/compile. This attribute lets interpreted classes derive from it all the same.
@@ -42,7 +40,3 @@ class EvictionOrder(ABC):
     @abstractmethod
     def lowest_few(self, count: int) -> list[Copy]:
         """About ``count`` of the copies to evict next, lowest first. Approximate and cheap. They stay in the order."""
-
-    @abstractmethod
-    def check_integrity(self) -> None:
-        """Assert that tickets and entries agree."""

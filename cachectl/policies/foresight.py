@@ -6,18 +6,14 @@ from collections import deque
 from itertools import islice
 from math import log
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import Arrival, ReplacementPolicy
 from cachectl.policies.eviction_order import EvictionOrder
-from cachectl.policies.reuse.histories import Histories
-from cachectl.policies.reuse.history import Example, History
-from cachectl.policies.reuse.model import ReuseModel
+from cachectl.policies.lookahead import Lookahead
+from cachectl.policies.reuse import Example, Histories, History, ReuseModel
 from cachectl.policies.sampled_order import SampledOrder
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy, Node, NodeCache
-    from cachectl.policies.lookahead import Lookahead
 
 HORIZON = 0.2
 """The horizon W, as a share of the time in which misses fill all tier caches once."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from cachectl.nodes.node import Node, NodeCache
 from cachectl.policies.base import ReplacementPolicy
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Node, NodeCache
 
 
 class PrefixAwareGreedyDual(ReplacementPolicy):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
 
+from cachectl.nodes.node import Copy
 from cachectl.policies.eviction_order import EvictionOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cachectl.nodes.node import Copy
 
 # The heap is swept when it has more entries than this many times the live ones, and some.
 _SLACK = 2
@@ -96,12 +92,3 @@ class PriorityOrder(EvictionOrder):
                     heapq.heappush(frontier, (entries[below], below))
         found.sort(key=lambda copy: (self._current(copy), copy.node.last_access))
         return found
-
-    def check_integrity(self) -> None:
-        """Assert that entries match their copies, and that no key is above its copy's priority."""
-        live = [entry for entry in self._entries if entry[3].ticket == entry[2]]
-        assert len(live) == self._live
-        assert len({id(entry[3]) for entry in live}) == len(live)
-        for entered, _, _, copy in live:
-            assert entered == copy.entered
-            assert entered <= self._current(copy)

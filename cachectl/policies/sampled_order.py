@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from random import Random
 
+from cachectl.nodes.node import Copy
 from cachectl.policies.eviction_order import EvictionOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
-
-    from cachectl.nodes.node import Copy
 
 # Candidates that are kept. With fewer than _FEWEST there is no choice, and more are drawn at once.
 _CANDIDATES = 8
@@ -99,9 +95,3 @@ class SampledOrder(EvictionOrder):
         for _ in range(draws):
             copy = copies[int(random() * len(copies))]
             candidates[copy] = current(copy)
-
-    def check_integrity(self) -> None:
-        """Assert that every ticket is the copy's index in the list, and that all candidates are in it."""
-        for ticket, copy in enumerate(self._copies, start=1):
-            assert copy.ticket == ticket
-        assert all(copy.ticket for copy in self._candidates)

@@ -5,41 +5,34 @@ on_candidates ─► Speculations ─► speculate        admit ─► Scheduler
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import msgspec
 
-from cachectl.branches.kept_branches import KeptBranches
-from cachectl.costs.device_profile import Costs
-from cachectl.pace import Pace
+from cachectl.branches import KeptBranches
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.runtime.background_prefills import BackgroundPrefills
-from cachectl.runtime.composing.gate import Gate
-from cachectl.runtime.composing.reuse_rule import ReuseRule
-from cachectl.runtime.composing.tree_rule import TreeRule
+from cachectl.runtime.composing import Gate, ReuseRule, TreeRule
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
-from cachectl.runtime.instances.instance_registry import InstanceRegistry
-from cachectl.runtime.instances.peer_reads import PeerReads
+from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.namespaces import Namespaces
-from cachectl.runtime.plan_builder import PlanBuilder
+from cachectl.runtime.messages import Messages, Namespaces, lost_at_peers, lost_copies
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.recovery import Recovery
-from cachectl.runtime.request_reader import RequestReader
 from cachectl.runtime.statistics import Statistics
 from cachectl.runtime.tombstones import Tombstones
-from cachectl.scheduling.plan_translation import lost_at_peers, lost_copies
 from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.scheduling.speculation import Speculations
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.tiers.kv_storage import KvStorage
+from cachectl.tiers.location import KvStorage
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
@@ -56,18 +49,35 @@ from protocol.plans import (
 )
 from protocol.tiers import Tier
 
+LEASE_IN_QUERIES = 3
+"""How long a plan's lease is, in the times that a query may take. Leases outlive queries.
+
+The controller remembers a deletion for one lease. A query that found the document before the deletion may ask for a
+plan as late as its own timeout.
+"""
+
+
+class Engines(NamedTuple):
+    """What is known about each engine: what prefills and loads cost, what one step computes, and how it composes KV.
+
+    ``step`` is None if steps are unbounded, ``composing`` if engines cannot compose.
+    """
+
+    costs: TreeCosts
+    step: StepBudget | None = None
+    composing: ComposingInfo | None = None
+
 
 class Controller:
     """Leases plans over one knowledge tree. Implements ``protocol.parts.Controller``.
 
     Arguments:
     - ``clock``: seconds on any monotonic scale.
-    - ``costs``: what prefills and loads cost on an instance. ``step``: what one step of an engine computes.
     - ``storage``: what these instances keep KV in.
     - ``executor``: carries out what no plan takes along. Without one, that waits for the next plan.
     - ``shard``: which of several controllers this is.
-    - ``composing``: how engines compose KV; None if they cannot. ``gate``: what is known about the quality of that.
-    - ``pace``: when plans count as lost or late.
+    - ``gate``: what is known about the quality of composing.
+    - ``query_timeout_s``: how long a query may take.
 
     ``instances`` adds and retires instances. ``recovery`` takes snapshots and restores the tree. Belongs to one event
     loop.
@@ -79,38 +89,33 @@ class Controller:
         settings: ControllerSettings,
         instances: Sequence[str],
         clock: Callable[[], float],
-        costs: Costs,
+        engines: Engines,
         storage: KvStorage,
         *,
         executor: Executor | None = None,
-        step: StepBudget | None = None,
         shard: ControllerShard = WHOLE,
-        composing: ComposingInfo | None = None,
         gate: Gate = Gate(),  # noqa: B008  # immutable
-        pace: Pace = Pace(),  # noqa: B008  # immutable
+        query_timeout_s: float = 300.0,
     ) -> None:
+        costs, step, composing = engines
+        if composing is not None:
+            costs = costs._replace(move_s=composing.move_s)
         self._settings = settings
         self._clock = clock
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            storage.capacities,
+            storage,
             instances,
-            costs.prefill_seconds,
+            costs,
             FREQUENCY_WINDOW_S,
-            load_seconds=costs.load_seconds,
-            peer_token_s=costs.peer_seconds(1),
-            move_s=composing.move_s if composing is not None else 0.0,
-            composes=composing is not None and settings.reuse is not Reuse.EXACT,
-            page_tokens=storage.page_tokens,
             arena=storage.arena(),
-            location=storage.location,
-            disk=storage.disk,
+            composes=composing is not None and settings.reuse is not Reuse.EXACT,
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         branch_tokens = composing.branch_tokens if composing is not None else 0
         branches = KeptBranches(
-            lambda: create_policy(settings.policy, lookahead), shard.share(branch_tokens), costs.prefill_seconds
+            lambda: create_policy(settings.policy, lookahead), shard.share(branch_tokens), costs.prefill
         )
         self._scheduler = Scheduler(
             self._tree,
@@ -124,7 +129,7 @@ class Controller:
             branches,
         )
         self._speculations = Speculations(self._scheduler.speculative)
-        self._leases = Leases(self._scheduler, clock, pace.lease_s, pace.first_token_s)
+        self._leases = Leases(self._scheduler, clock, LEASE_IN_QUERIES * query_timeout_s, settings.pace.first_token_s)
         self._deliveries = Deliveries(self._scheduler, executor)
         tombstones = Tombstones()
         self._namespaces = Namespaces(storage.fingerprint)
@@ -134,7 +139,7 @@ class Controller:
             self._deliveries,
             tombstones,
             self._namespaces,
-            pace.delete_timeout_s,
+            settings.pace.delete_timeout_s,
         )
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shard)
         self._peer_reads = PeerReads(self._tree, clock)
@@ -153,23 +158,22 @@ class Controller:
             gate,
             possible=composing is not None and not composing.no_trees,
         )
-        self._requests = RequestReader(
+        self._messages = Messages(
             self._tree,
             self._namespaces,
             tombstones,
+            self.instances.boots,
             settings.document_score_gap,
             reuse,
             trees,
         )
-        self._plans = PlanBuilder(self._tree, self.instances, reuse, trees)
-        self._prefills = BackgroundPrefills(self._leases, executor, self._peer_reads) if executor is not None else None
         self._prefetcher = Prefetcher(
             self._scheduler,
             self._leases,
             self._deliveries,
-            self._requests,
-            self._plans,
-            self._prefills,
+            self._messages,
+            executor,
+            self._peer_reads,
             settings.prepare_after_s,
         )
         self._statistics = Statistics(
@@ -179,27 +183,22 @@ class Controller:
     # The path of a query
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
-        """Decide about generating on what a stage of the search has found: content keys in prompt order.
-
-        KEEP on final documents confirms the query's speculation: its plan is like any other from then on.
-        """
+        """Decide about generating on what a stage of the search has found. A confirmed plan is like any other."""
         if not self._settings.speculation:
             return SpeculationDecision.WAIT
         return self._speculations.decide(query_id, documents, final)
 
     async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
-        """Lease a plan to generate on a query's provisional documents.
+        """Lease a plan to generate on provisional documents; None if there is no room, or if nothing may be kept.
 
-        ``request`` has its own id, under which the plan is completed. Its prompt has as many of the documents as
-        fit. Returns None if there is no room, or if nothing may be kept. Raises InvalidRequest for an id that waits or
-        runs already.
+        Its prompt has as many of the documents as fit. Raises InvalidRequest for an id that waits or runs already.
         """
         if not self._settings.speculation:
             return None
-        request = self._requests.ordered(request)
-        if self._requests.outdated(request):
+        request = self._messages.ordered(request)
+        if self._messages.outdated(request):
             return None
-        grant = self._leases.speculate(self._requests.request(request))
+        grant = self._leases.speculate(self._messages.request(request))
         if grant is None:
             return None
         self._speculations.started(query_id, request.query_id, documents)
@@ -213,13 +212,13 @@ class Controller:
         """
         self.expire_leases()
         self._speculations.end(request.query_id)
-        request = self._requests.ordered(request)
+        request = self._messages.ordered(request)
         arrived = self._clock()
-        unshared = self._requests.outdated(request)
+        unshared = self._messages.outdated(request)
         try:
             # Nothing of an unshared prompt may be kept, so there is nothing to prefetch.
             with nullcontext() if unshared else self._prefetcher.while_waiting(request):
-                grant = await self._leases.admit(self._requests.request(request, unshared))
+                grant = await self._leases.admit(self._messages.request(request, unshared))
         except Overloaded:
             self._statistics.rejected += 1
             raise
@@ -257,10 +256,7 @@ class Controller:
         self._statistics.count_completion(report)
 
     async def lose(self, instance: str, lost: Sequence[LostCopy]) -> None:
-        """Record copies that an instance has reported as lost together with another shard's plan.
-
-        An engine reports its losses with whatever plan is next. Raises UnknownNode for a malformed key.
-        """
+        """Record copies that an instance has reported as lost with another shard's plan. Raises UnknownNode."""
         self._tree.grants.lose(instance, lost_copies(lost))
         self._peer_reads.lose(lost_at_peers(lost))
         self._deliveries.start()
@@ -268,15 +264,12 @@ class Controller:
     # What operators and idle time do
 
     async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
-        """Lease a plan that brings the request's documents into the tree. It is completed like any other.
-
-        Only an idle instance gets one, so that warming never delays a query.
-        """
+        """Lease a plan on an idle instance, so that warming never delays a query."""
         self.expire_leases()
-        if self._requests.outdated(request):
+        if self._messages.outdated(request):
             return NotWarmed.OUTDATED
-        request = self._requests.ordered(request)
-        asked = self._requests.request(request)
+        request = self._messages.ordered(request)
+        asked = self._messages.request(request)
         if self._scheduler.is_cached(asked):
             return NotWarmed.CACHED
         idle = self._scheduler.instances.idle
@@ -298,11 +291,7 @@ class Controller:
             self._tree.unpin(namespace, path.contents)
 
     async def delete_document(self, deletion: DocumentDeletion) -> int:
-        """Delete a document's chunks from every tier, as ``Deletion.delete`` says. Returns the number of nodes removed.
-
-        Raises DeadlineExceeded if the queries that use it do not end in time, and Unavailable if an instance cannot be
-        reached; calling again continues the deletion.
-        """
+        """Delete a document's chunks from every tier, as ``Deletion.delete`` says."""
         return await self._deletion.delete(deletion)
 
     async def clear(self) -> int:
@@ -343,10 +332,13 @@ class Controller:
         """Whether no query runs or waits."""
         return not self._scheduler.instances.running and not self._scheduler.instances.queued
 
+    def forget_location(self, name: str) -> None:
+        """Forget what a location held that has no instance any more."""
+        self._scheduler.remove_location(name)
+
     async def computed_ahead(self) -> None:
         """Wait until no prefill runs that no query waits for."""
-        if self._prefills is not None:
-            await self._prefills.all_ended()
+        await self._prefetcher.all_ended()
 
     def expire_leases(self) -> None:
         """End leases that have run out, and retry deliveries and prefetches that wait. Call this regularly."""
@@ -356,12 +348,6 @@ class Controller:
         self._speculations.sweep()
         self._prefetcher.start()
         self._deliveries.start()
-
-    def check_integrity(self) -> None:
-        """Assert that leases, queues, tier caches and the tree agree."""
-        check_integrity(self._tree)
-        self._scheduler.check_integrity()
-        self._leases.check_integrity()
 
     def _learn(
         self, query_id: str, lost: Mapping[str, Sequence[tuple[bytes, Tier]]], reads: Sequence[PeerRead]
@@ -384,4 +370,4 @@ class Controller:
         self._statistics.count_plan(grant)
         # The grant may have left moves pending for other instances.
         self._deliveries.start()
-        return self._plans.build(request, grant, queued_ms=queued_ms, speculative=speculative, unshared=unshared)
+        return self._messages.plan(request, grant, queued_ms=queued_ms, speculative=speculative, unshared=unshared)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.namespaces import Namespaces
+from cachectl.runtime.messages import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.cache import DocumentDeletion
@@ -62,7 +62,7 @@ class Deletion:
         forget = [(plain, content) for plain in within for content in contents]
         completion = self._leases.completion_of(queries)
         for content in contents:
-            self._tree.block(content, namespace)
+            self._tree.registry.block(content, namespace)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._deliveries.everywhere(forget)
@@ -76,7 +76,7 @@ class Deletion:
         finally:
             completion.cancel()
             for content in contents:
-                self._tree.unblock(content, namespace)
+                self._tree.registry.unblock(content, namespace)
         return gone
 
     def _forget_deserted(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from cachectl.runtime.executor import Executor
-from cachectl.scheduling.plan_translation import lost_copies
+from cachectl.runtime.messages import lost_copies
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import EngineNotReady, RagtreeError
@@ -99,7 +99,7 @@ class Deliveries:
                 orders = Orders(tuple(batch.moves), tuple(forget), everything)
                 unwritten = lost_copies(await self._executor.carry_out(instance, orders))
             except BaseException:
-                self._tree.tiers.return_moves(batch, tick)
+                self._tree.tiers.under_way.give_back(batch, tick)
                 raise
             self._scheduler.delivered(batch, unwritten)
 

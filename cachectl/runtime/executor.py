@@ -1,13 +1,31 @@
 """How the controller reaches the instances outside of a query's own plan."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from cachectl.runtime.instances.live_instances import LiveInstances
+from cachectl.costs.profiling import PrefillProbe
 from protocol.generation import PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders
+from protocol.parts import Generator
 from protocol.plans import PrefillPlan
+
+
+class LiveEngine(Generator, PrefillProbe, Protocol):
+    """An instance of the generator that can also be profiled."""
+
+
+class LiveInstances(Protocol):
+    """The instances that run now."""
+
+    def names(self) -> Collection[str]:
+        """The names of the instances that take new plans. One that drains or is gone is not among them."""
+
+    def kv_generators(self) -> Collection[str]:
+        """The names of those among them that only generate KV, for queries that wait for the others."""
+
+    def at(self, instance: str) -> LiveEngine:
+        """The instance of this name. Its calls raise EngineDied if it is gone."""
 
 
 class Executor(Protocol):

@@ -55,11 +55,6 @@ class Handover:
             at, query_id = min(due)
             self._timer = asyncio.get_running_loop().call_at(at, self._hand_over, query_id)
 
-    def check_integrity(self, prefilling: set[str]) -> None:
-        """Assert that every prefill known here is ``prefilling``."""
-        assert self._since.keys() <= prefilling
-        assert self._behind.keys() <= self._since.keys()
-
     def _hand_over(self, query_id: str) -> None:
         granted = self._scheduler.hand_over(query_id, self._clock())
         if granted:

@@ -59,17 +59,11 @@ class Leases:
         """Lease the grant of ``SpeculativeSlots.admit``, if there is one."""
         return self._leased(self._scheduler.speculative.admit(request, self._clock()))
 
-    def prefetch(self, query_id: str, request: Request) -> Grant | None:
-        """Lease the grant of ``SpeculativeSlots.prefetch``, if there is one."""
-        return self._leased(self._scheduler.speculative.prefetch(query_id, request, self._clock()))
-
-    def load(self, query_id: str, request: Request) -> Grant | None:
-        """Lease the grant of ``SpeculativeSlots.load``, if there is one."""
-        return self._leased(self._scheduler.speculative.load(query_id, request, self._clock()))
-
-    def generate(self, query_id: str, request: Request) -> Grant | None:
-        """Lease the grant of ``SpeculativeSlots.generate``, if there is one."""
-        return self._leased(self._scheduler.speculative.generate(query_id, request, self._clock()))
+    def ahead(
+        self, start: Callable[[str, Request, float], Grant | None], query_id: str, request: Request
+    ) -> Grant | None:
+        """Lease the grant of what ``SpeculativeSlots`` starts for a waiting query, if there is one."""
+        return self._leased(start(query_id, request, self._clock()))
 
     def prefilled(self, query_id: str, lost: Sequence[tuple[bytes, Tier]] = ()) -> None:
         """Record a lease's first token, and start the requests whose turn it makes. Raises UnknownPlan.
@@ -133,12 +127,12 @@ class Leases:
     def restart(self, instance: str, location: str = "", peers: Peers = NO_PEERS) -> tuple[int, list[Request]]:
         """End the leases of an instance that restarts. Returns their number, and the requests that still wait for it.
 
-        ``location`` and ``peers`` are those of ``InstanceLifecycle.add``. A KV generator stays one.
+        ``location`` and ``peers`` are those of ``Instances.add``. A KV generator stays one.
         Pass those requests to ``wait_again``. Raises UnknownInstance.
         """
         kv_generator = instance in self._scheduler.tree.tiers.kv_generators
-        requests = self._scheduler.lifecycle.remove(instance)
-        self._scheduler.lifecycle.add(instance, location, peers, kv_generator)
+        requests = self._scheduler.instances.remove(instance)
+        self._scheduler.instances.add(instance, location, peers, kv_generator)
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:
@@ -149,12 +143,13 @@ class Leases:
 
     def reinstate(self, instance: str) -> None:
         """Let a retired instance take requests again, first those that wait for it. Raises UnknownInstance."""
-        for grant in self._scheduler.lifecycle.reinstate(instance, self._clock()):
+        self._scheduler.instances.reinstate(instance)
+        for grant in self._scheduler.start_next(instance, self._clock()):
             self._grant(grant)
 
     def move_on(self) -> None:
         """Move requests that wait for a retired instance to another one, if there is one."""
-        self.wait_again(self._scheduler.lifecycle.take_stranded())
+        self.wait_again(self._scheduler.instances.take_stranded())
 
     def wait_again(self, requests: Iterable[Request]) -> None:
         """Admit waiting requests again, in this order, after their instance was removed."""
@@ -168,14 +163,6 @@ class Leases:
                 if grant is not None:
                     self._grant(grant)
         self._handover.schedule()
-
-    def check_integrity(self) -> None:
-        """Assert that turns belong to waiting requests, and deadlines to grants."""
-        self._handover.check_integrity(set(self._prefilling))
-        assert self._prefilling.keys() <= self._deadlines.keys() <= self._scheduler.tree.grants.open.keys()
-        assert len(self._turns) == self._scheduler.instances.queued
-        assert not any(turn.done() for turn in self._turns.values())
-        assert all(done.done() or left for done, left in self._watched.items()), "a future waits for no query"
 
     async def _turn(self, query_id: str) -> Grant:
         turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()

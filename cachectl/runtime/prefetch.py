@@ -7,31 +7,61 @@ RAG-DCache.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from cachectl.runtime.background_prefills import BackgroundPrefills, EndedPrefill
 from cachectl.runtime.deliveries import Deliveries
+from cachectl.runtime.executor import Executor
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.plan_builder import PlanBuilder
-from cachectl.runtime.request_reader import RequestReader
+from cachectl.runtime.messages import Messages, lost_at_peers, lost_copies
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.scheduling.scheduler import Scheduler
-from protocol.errors import RagtreeError
+from protocol.errors import RagtreeError, UnknownPlan
+from protocol.generation import PrefillResult
 from protocol.plans import AdmissionRequest, PrefillPlan, Reuse
 from protocol.prompts import Prompt
+from protocol.tiers import Tier
 
 _log = structlog.get_logger(__name__)
+
+
+class EndedPrefill(NamedTuple):
+    """How a prefill ended: its result, if any of it is kept, and the copies that turned out to be missing.
+
+    These are ``lost`` at the instance's own location, and ``at_peers`` at others, by location.
+    """
+
+    prefill: PrefillResult | None
+    lost: list[tuple[bytes, Tier]]
+    at_peers: dict[str, list[tuple[bytes, Tier]]]
+    failed: bool = False
+
+    @property
+    def prepared_tokens(self) -> int:
+        """The tokens that were computed or loaded from slower tiers."""
+        if self.prefill is None:
+            return 0
+        loaded = sum(tokens for tier, tokens in self.prefill.loaded.items() if tier is not Tier.GPU)
+        return self.prefill.prompt_tokens - self.prefill.cached_tokens + loaded
+
+    def gave_way(self, plan: PrefillPlan) -> bool:
+        """Whether it ended early, because its part of the step was needed."""
+        return not self.failed and (self.prefill is None or self.prefill.prompt_tokens < plan.prompt.token_count)
+
+
+_FAILED = EndedPrefill(None, [], {}, failed=True)
 
 
 class Prefetcher:
     """Prefills for requests that wait longer than ``after_s`` seconds, the longest waiting first.
 
-    A prefetch that gave way to a request is tried again. ``after_s`` of None, or no ``prefills``, switches prefetching
+    A prefetch that gave way to a request is tried again. ``after_s`` of None, or no ``executor``, switches prefetching
     off. ``prefetched_tokens`` counts the tokens that were computed or loaded from slower tiers, and
     ``generated_tokens`` those of them that KV generators computed. Belongs to one event loop.
     """
@@ -41,17 +71,17 @@ class Prefetcher:
         scheduler: Scheduler,
         leases: Leases,
         deliveries: Deliveries,
-        requests: RequestReader,
-        plans: PlanBuilder,
-        prefills: BackgroundPrefills | None,
+        messages: Messages,
+        executor: Executor | None,
+        peer_reads: PeerReads,
         after_s: float | None,
     ) -> None:
         self._scheduler = scheduler
         self._leases = leases
         self._deliveries = deliveries
-        self._requests = requests
-        self._plans = plans
-        self._prefills = prefills
+        self._messages = messages
+        self._executor = executor
+        self._peer_reads = peer_reads
         self._after_s = after_s
         self._numbers = count(1)
         # In the order in which they became overdue.
@@ -73,7 +103,7 @@ class Prefetcher:
         If the wait fails, its prefetch is cancelled. So are the work of a KV generator and a load once the request's
         turn has come: they would come too late.
         """
-        if self._prefills is None or self._after_s is None:
+        if self._executor is None or self._after_s is None:
             yield
             return
         timer = asyncio.get_running_loop().call_later(self._after_s, self._became_overdue, request)
@@ -131,23 +161,24 @@ class Prefetcher:
 
     def _prefetch(self, request: AdmissionRequest, own: bool) -> None:
         """Start a prefetch on the request's ``own`` instance, or on a KV generator."""
-        if self._requests.outdated(request):
+        if self._messages.outdated(request):
             return
         ahead = self._ahead(request)
-        start = self._leases.prefetch if own else self._leases.generate
+        slots = self._scheduler.speculative
+        start = slots.prefetch if own else slots.generate
         try:
-            grant = start(request.query_id, self._requests.request(ahead))
+            grant = self._leases.ahead(start, request.query_id, self._messages.request(ahead))
         except RagtreeError as error:
             # Logged, not raised: the caller is reporting on another query.
             _log.warning("a prefetch could not start", query_id=request.query_id, error=str(error))
             return
         if grant is not None:
-            plan = self._plans.build(ahead, grant, speculative=True)
+            plan = self._messages.plan(ahead, grant, speculative=True)
             self._deliveries.start()
-            assert self._prefills is not None
+            assert self._executor is not None
             if not own:
                 self._generating.add(request.query_id)
-            self._running[request.query_id] = self._prefills.start(plan, partial(self._ended, request, plan))
+            self._running[request.query_id] = self._carry_out(self._executor, plan, partial(self._ended, request, plan))
 
     def _to_load(self, query_id: str) -> int:
         """How many documents to load for a request; 0 if none, if it is not overdue, or if that was done before."""
@@ -158,20 +189,21 @@ class Prefetcher:
 
     def _load(self, request: AdmissionRequest, documents: int) -> bool:
         """Start to load a request's first documents. Whether to try another one: not if it started or had no room."""
-        if self._requests.outdated(request):
+        if self._messages.outdated(request):
             return True
         ahead = self._exactly(request, request.prompt.of_prefix(range(documents)))
         try:
-            grant = self._leases.load(request.query_id, self._requests.request(ahead))
+            load = self._scheduler.speculative.load
+            grant = self._leases.ahead(load, request.query_id, self._messages.request(ahead))
         except RagtreeError as error:
             _log.warning("a load could not start", query_id=request.query_id, error=str(error))
             return True
         if grant is not None:
             self._loaded[request.query_id] = documents
-            plan = self._plans.build(ahead, grant, speculative=True)
+            plan = self._messages.plan(ahead, grant, speculative=True)
             self._deliveries.start()
-            assert self._prefills is not None
-            self._loading[request.query_id] = self._prefills.start(plan, partial(self._load_ended, request))
+            assert self._executor is not None
+            self._loading[request.query_id] = self._carry_out(self._executor, plan, partial(self._load_ended, request))
         return False
 
     def _load_ended(self, request: AdmissionRequest, outcome: EndedPrefill) -> None:
@@ -206,3 +238,42 @@ class Prefetcher:
             self._overdue = {request.query_id: request, **self._overdue}
         self.start()
         self._deliveries.start()
+
+    async def all_ended(self) -> None:
+        """Wait until no prefill runs, including those that start as others end."""
+        while running := {*self._running.values(), *self._loading.values()}:
+            await asyncio.wait(running)
+
+    def _carry_out(
+        self, executor: Executor, plan: PrefillPlan, ended: Callable[[EndedPrefill], None]
+    ) -> asyncio.Task[EndedPrefill]:
+        """Start a leased plan; cancelling the task ends it. ``ended`` is called once its lease is completed."""
+        task = asyncio.get_running_loop().create_task(self._prefilled(executor, plan))
+
+        # A callback, because a task that is cancelled before its first step runs none of its code.
+        def complete(task: asyncio.Task[EndedPrefill]) -> None:
+            outcome = _FAILED if task.cancelled() else task.result()
+            if outcome.prefill is not None:
+                # Before others are planned.
+                self._peer_reads.lose(outcome.at_peers)
+                self._peer_reads.record(plan.instance, outcome.prefill.peers)
+            try:
+                self._leases.complete(plan.query_id, outcome.prefill is not None, outcome.lost)
+            except UnknownPlan:
+                # Its lease has run out, or ended with its instance.
+                outcome = _FAILED
+            ended(outcome)
+
+        task.add_done_callback(complete)
+        return task
+
+    async def _prefilled(self, executor: Executor, plan: PrefillPlan) -> EndedPrefill:
+        try:
+            prefill = await executor.prefill(plan)
+            lost = prefill.lost if prefill is not None else ()
+            return EndedPrefill(prefill, lost_copies(lost), lost_at_peers(lost))
+        except RagtreeError as error:
+            _log.warning("a background prefill failed", plan_id=plan.query_id, error=str(error))
+        except Exception:
+            _log.exception("a background prefill failed", plan_id=plan.query_id)
+        return _FAILED

@@ -1,19 +1,20 @@
 """What lets a restarted controller continue: snapshots, and what tiers report."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from cachectl.runtime.deliveries import Deliveries
-from cachectl.runtime.namespaces import Namespaces
+from cachectl.runtime.messages import Namespaces
 from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.restore import refuse, restore
-from cachectl.tree.snapshot import DeletionRecord, NodeRecord, Snapshot, record_of
+from cachectl.tree.snapshot import EMPTY_SNAPSHOT, DeletionRecord, NodeRecord, Snapshot, SnapshotStore, record_of
 from protocol.cache import RestoreResult
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import ResidencyReport
+from protocol.repeating import repeated
 
 _NODES_WITHOUT_A_PAUSE = 500
 """About a millisecond's worth."""
@@ -65,7 +66,7 @@ class Recovery:
         self._tree.grants.tick = max(self._tree.grants.tick, snapshot.tick)
         self._recalled = snapshot.nodes
         self._to_pin = {key: record for key, record in snapshot.nodes.items() if record.pinned}
-        deletions = ((one.content, one.namespace, one.gone_at) for one in snapshot.deletions if one.gone_at is not None)
+        deletions = ((one.content, one.namespace, one.gone_at) for one in snapshot.deletions)
         self._tombstones.recall(deletions, snapshot.forgotten)
 
     def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
@@ -100,3 +101,35 @@ class Recovery:
                     for _ in range(record.pinned):
                         self._tree.pin(record.namespace, record.path)
                 del self._to_pin[key]
+
+
+_INTERVAL_S = 5.0
+
+
+class SnapshotSaver:
+    """Saves snapshots to a ``store``: every five seconds, and on demand.
+
+    Only changes are written. The first save writes everything, because the state that a former controller left is
+    unknown. So does the save after one that the store may have missed.
+    """
+
+    def __init__(self, recovery: Recovery, store: SnapshotStore) -> None:
+        self._recovery = recovery
+        self._store = store
+        self._saved = EMPTY_SNAPSHOT
+        self._lock = asyncio.Lock()
+
+    async def save(self) -> None:
+        """Save the current state."""
+        if not self._store.keeps:
+            return
+        async with self._lock:
+            now = await self._recovery.snapshot()
+            saved = await self._store.keep(self._saved, now)
+            self._saved = now if saved else EMPTY_SNAPSHOT
+
+    @asynccontextmanager
+    async def saving(self) -> AsyncIterator[None]:
+        """Save at every interval while the context is open."""
+        async with repeated(self.save, _INTERVAL_S):
+            yield

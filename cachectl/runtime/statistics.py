@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from cachectl.runtime.instances.instance_registry import InstanceRegistry
-from cachectl.runtime.instances.peer_reads import PeerReads
+from cachectl.runtime.instance_registry import InstanceRegistry
 from cachectl.runtime.leases import Leases
+from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant

@@ -7,7 +7,7 @@ strategy permutes the documents and drops none. No strategy reads their text.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from protocol.errors import ConfigError
 from protocol.plans import DocumentOrder
@@ -30,8 +30,6 @@ class CachedNode(Protocol):
 class OrderStrategy(Protocol):
     """A rule that orders documents. Pure: the same documents over the same tree give the same order."""
 
-    name: ClassVar[DocumentOrder]
-
     def __call__(
         self, documents: Sequence[str], root: CachedNode | None, scores: Sequence[float] = ()
     ) -> tuple[int, ...]:
@@ -42,34 +40,22 @@ class OrderStrategy(Protocol):
         """
 
 
-class RetrievalOrder:
+def retrieval_order(
+    documents: Sequence[str],
+    root: CachedNode | None,  # noqa: ARG001
+    scores: Sequence[float] = (),  # noqa: ARG001
+) -> tuple[int, ...]:
     """The order of the search results, best first: the baseline."""
-
-    name: ClassVar[DocumentOrder] = DocumentOrder.RETRIEVAL
-
-    def __call__(
-        self,
-        documents: Sequence[str],
-        root: CachedNode | None,  # noqa: ARG002
-        scores: Sequence[float] = (),  # noqa: ARG002
-    ) -> tuple[int, ...]:
-        """The indices unchanged."""
-        return tuple(range(len(documents)))
+    return tuple(range(len(documents)))
 
 
-class CanonicalOrder:
-    """The order of the keys: equal sets of documents share one path, whatever their ranks."""
-
-    name: ClassVar[DocumentOrder] = DocumentOrder.CANONICAL
-
-    def __call__(
-        self,
-        documents: Sequence[str],
-        root: CachedNode | None,  # noqa: ARG002
-        scores: Sequence[float] = (),  # noqa: ARG002
-    ) -> tuple[int, ...]:
-        """The indices by key, and of equal keys by rank."""
-        return tuple(sorted(range(len(documents)), key=documents.__getitem__))
+def canonical_order(
+    documents: Sequence[str],
+    root: CachedNode | None,  # noqa: ARG001
+    scores: Sequence[float] = (),  # noqa: ARG001
+) -> tuple[int, ...]:
+    """The order of the keys, and of equal keys by rank: equal sets of documents share one path."""
+    return tuple(sorted(range(len(documents)), key=documents.__getitem__))
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,6 @@ class CachedFirstOrder:
     than the one in retrieval order, which is visited first, if the budget exceeds k.
     """
 
-    name: ClassVar[DocumentOrder] = DocumentOrder.CACHED_FIRST
     visit_budget: int = VISIT_BUDGET
     score_gap: float | None = None
 
@@ -112,11 +97,14 @@ class CachedFirstOrder:
 
 def order_by_name(name: str, score_gap: float | None = None) -> OrderStrategy:
     """The strategy of a name. ``score_gap`` is that of cached-first order. Raises ConfigError for an unknown name."""
-    strategies: tuple[OrderStrategy, ...] = (RetrievalOrder(), CanonicalOrder(), CachedFirstOrder(score_gap=score_gap))
-    for strategy in strategies:
-        if strategy.name == name:
-            return strategy
-    raise ConfigError(f"unknown document order {name!r}; there are {', '.join(each.name for each in strategies)}")
+    strategies: dict[str, OrderStrategy] = {
+        DocumentOrder.RETRIEVAL: retrieval_order,
+        DocumentOrder.CANONICAL: canonical_order,
+        DocumentOrder.CACHED_FIRST: CachedFirstOrder(score_gap=score_gap),
+    }
+    if name not in strategies:
+        raise ConfigError(f"unknown document order {name!r}; there are {', '.join(strategies)}")
+    return strategies[name]
 
 
 class _ScoreBound(NamedTuple):

@@ -5,7 +5,6 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 from cachectl.scheduling.wait_bound import WaitBound
@@ -34,8 +33,14 @@ class Work(NamedTuple):
 
     @property
     def priority(self) -> float:
-        """The query's priority, as ``priority`` gives it."""
-        return priority(self.cached_tokens, self.computed_tokens)
+        """Cached tokens for each token to compute, of which there is at least one (RAGCache, section 5.2).
+
+        Raises InvalidRequest for negative numbers.
+        """
+        cached, computed = self.cached_tokens, self.computed_tokens
+        if cached < 0 or computed < 0:
+            raise InvalidRequest(f"{cached} cached and {computed} computed tokens: neither may be negative")
+        return cached / max(1, computed)
 
 
 class Turn(NamedTuple):
@@ -45,18 +50,8 @@ class Turn(NamedTuple):
     overtaken: int
 
 
-def priority(cached_tokens: int, computed_tokens: int) -> float:
-    """Cached tokens for each token to compute, of which there is at least one: OrderPriority of RAGCache, section 5.2.
-
-    Raises InvalidRequest for negative numbers.
-    """
-    if cached_tokens < 0 or computed_tokens < 0:
-        raise InvalidRequest(f"{cached_tokens} cached and {computed_tokens} computed tokens: neither may be negative")
-    return cached_tokens / max(1, computed_tokens)
-
-
 class CacheAwareQueue:
-    """At most ``max_queued`` waiting queries, served by ``priority``; of equals the older first.
+    """At most ``max_queued`` waiting queries, served by the priority of their work; of equals the older first.
 
     A query is overtaken when a younger one is served while it waits. That happens at most ``window`` times: then it is
     served next. So a query with p others ahead of it is served by the (p + ``window`` + 1)th pop after it came, and a
@@ -113,10 +108,6 @@ class CacheAwareQueue:
         """The ``count`` queries of highest known priority, whose turns come next unless one may wait no longer."""
         return [query_id for _, _, query_id in heapq.nsmallest(count, self._waiting.values())]
 
-    def overtaken(self, query_id: str) -> int:
-        """How many younger queries were served since this one came. Raises UnknownPlan if it does not wait."""
-        return self._overtaken(self._entry(query_id))
-
     def push(self, query_id: str, work: Work) -> None:
         """Add a query. O(log n).
 
@@ -166,26 +157,6 @@ class CacheAwareQueue:
             return False
         self._withdraw(query_id)
         return True
-
-    def check_integrity(self) -> None:
-        """Assert that bounds hold, ages ascend, all parts know the same queries, and overtakers overtook one."""
-        waiting = list(self._waiting.values())
-        sequences = [sequence for _, sequence, _ in waiting]
-        assert len(waiting) <= self._max_queued
-        assert [query_id for _, _, query_id in waiting] == list(self._waiting)
-        assert all(older < younger for older, younger in pairwise([*sequences, self._next_sequence]))
-        assert all(key <= 0 for key, _, _ in waiting)
-        live = [entry for entry in self._heap if self._waiting.get(entry[2]) is entry]
-        assert len(live) == len(waiting)
-        assert len({id(entry) for entry in live}) == len(live)
-        assert len(self._heap) <= self._heap_limit()
-        assert all(self._heap[(child - 1) // 2] <= self._heap[child] for child in range(1, len(self._heap)))
-        assert all(older < younger for older, younger in pairwise(self._overtakers))
-        assert len(self._overtakers) <= self._window
-        assert not set(self._overtakers) & set(sequences)
-        assert all(sequences and sequences[0] < sequence < self._next_sequence for sequence in self._overtakers)
-        assert self._largest_overtake <= self._window
-        self._wait_bound.check_integrity(list(self._waiting))
 
     def _entry(self, query_id: str) -> _Entry:
         entry = self._waiting.get(query_id)

@@ -9,28 +9,21 @@ controller and the simulator drive the same object.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
-from cachectl.branches.kept_branches import NO_BRANCHES, KeptBranches
-from cachectl.scheduling.dispatcher import Dispatcher
-from cachectl.scheduling.instance_lifecycle import InstanceLifecycle
+from cachectl.branches import NO_BRANCHES, KeptBranches
+from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.instances import Instances
 from cachectl.scheduling.queue import Work
-from cachectl.scheduling.request import RequestKind
-from cachectl.scheduling.request_book import RequestBook
-from cachectl.scheduling.speculative_slots import SpeculativeSlots
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.scheduling.request import Request, RequestBook, RequestKind, ScheduledRequest
+from cachectl.scheduling.routing import Router
+from cachectl.scheduling.speculation import SpeculativeSlots
+from cachectl.tiers.pending_moves import MoveBatch
+from cachectl.tree.grant import Grant
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from cachectl.policies.lookahead import Lookahead
-    from cachectl.scheduling.request import Request, ScheduledRequest
-    from cachectl.tree.grant import Grant
-    from cachectl.tree.knowledge_tree import KnowledgeTree
-    from protocol.generation import StepBudget
-    from protocol.tiers import Tier
+from protocol.generation import StepBudget
+from protocol.tiers import Tier
 
 _HANDOVER_STEPS = 2
 
@@ -44,10 +37,9 @@ class Scheduler:
 
     Waiting requests go by OrderPriority (RAGCache, section 5.2), within the queue's bounds ``window`` and ``slack``.
     If the engine's ``step`` is known, concurrent prefills fit into one step: more of them would wait inside of the
-    engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. ``lifecycle`` adds and
-    removes ``instances``. Schedulers that share instances and know nothing of each other's load need another ``rank``
-    of them each. ``branches`` are what the instances keep of dependency trees. Raises ConfigError if nothing could
-    ever run.
+    engine, in the engine's own order. ``speculative`` prefills fill what is left of the step. Schedulers that share
+    instances and know nothing of each other's load need another ``rank`` of them each. ``branches`` are what the
+    instances keep of dependency trees. Raises ConfigError if nothing could ever run.
     """
 
     def __init__(
@@ -66,10 +58,10 @@ class Scheduler:
         self._lookahead = lookahead
         self.branches = branches
         self.book = RequestBook(tree, self.branches)
-        self.instances = Instances(tree.tiers, max_running, max_queued, window, slack, step, self.book.work, rank)
-        self._dispatcher = Dispatcher(tree, branches, lookahead, self.book, self.instances, step)
-        self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._dispatcher)
-        self.lifecycle = InstanceLifecycle(tree, lookahead, self.book, self.instances, self._dispatcher)
+        self.instances = Instances(tree, lookahead, self.book, max_running, max_queued, window, slack, step, rank)
+        self._step = step
+        self._router = Router(tree, self.book, self.instances, step)
+        self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._router, self._start)
 
     def admit(self, request: Request, now: float, among: Collection[str] | None = None) -> Grant | None:
         """Admit a request, to one of the instances ``among`` if any are named; its grant, or None if it has to wait.
@@ -79,7 +71,7 @@ class Scheduler:
         Then nothing has changed. If all instances are retired, the request waits for another to come.
         """
         scheduled = self.book.new(request, RequestKind.QUERY)
-        prefix = self._dispatcher.route(scheduled, among)
+        prefix = self._router.route(scheduled, among)
         state = self.instances.states[scheduled.instance]
         fits = self.instances.fits(scheduled.instance, scheduled.step_share)
         starts = fits and not state.queue
@@ -99,7 +91,7 @@ class Scheduler:
         if not starts:
             return None
         scheduled.prefix = prefix
-        return self._dispatcher.start(scheduled, now)
+        return self._start(scheduled, now)
 
     def prefilled(self, query_id: str, now: float, lost: Collection[tuple[bytes, Tier]] = ()) -> list[Grant]:
         """Note a running request's first token: what it computed serves others from now on.
@@ -109,12 +101,12 @@ class Scheduler:
         """
         scheduled = self.book.running(query_id)
         assert scheduled.grant is not None
-        self._dispatcher.reprioritise_for(self.tree.grants.prefilled(scheduled.grant, lost))
+        self._reprioritise_for(self.tree.grants.prefilled(scheduled.grant, lost))
         request = scheduled.request
         if request.branches:
-            self._dispatcher.reprioritise_for_branches(scheduled.instance, request.namespace)
+            self._reprioritise_for_branches(scheduled.instance, request.namespace)
         self.instances.states[scheduled.instance].leave_step(scheduled)
-        return self._dispatcher.start_next(scheduled.instance, now)
+        return self.start_next(scheduled.instance, now)
 
     def complete(
         self,
@@ -138,7 +130,7 @@ class Scheduler:
             self.book.reconsider(self._lookahead.leave(query_id))
         else:
             for key in self.tree.grants.complete(scheduled.grant, kept, lost, unwritten):
-                self._dispatcher.reprioritise_for(key)
+                self._reprioritise_for(key)
             state.leave_step(scheduled)
             if not kept:
                 self.branches.take_back(scheduled.instance, scheduled.request.branches)
@@ -146,22 +138,36 @@ class Scheduler:
         if scheduled.makes_way:
             state.speculations.pop(query_id, None)
             # No query waits for a speculation to end, but one waits for its prefetch.
-            return self._dispatcher.start_next(scheduled.instance, now) if scheduled.is_ahead else []
+            return self.start_next(scheduled.instance, now) if scheduled.is_ahead else []
         state.release(scheduled)
-        return self._dispatcher.start_next(scheduled.instance, now)
+        return self.start_next(scheduled.instance, now)
+
+    def start_next(self, instance: str, now: float) -> list[Grant]:
+        """Start the requests whose turn it is on an instance; their grants."""
+        state = self.instances.states[instance]
+        grants: list[Grant] = []
+        while self.instances.has_slot(instance):
+            turn = state.queue.pop(self._fits_now)
+            if turn is None:
+                break
+            self._lookahead.leave(turn.query_id)
+            grant = self._start(self.book.requests[turn.query_id], now)
+            grant.overtaken = turn.overtaken
+            grants.append(grant)
+        return grants
 
     def deliver(self, instance: str) -> MoveBatch:
         """Take an instance's pending moves, for a delivery outside of plans. Raises UnknownInstance."""
         batch = MoveBatch(instance)
         self.tree.tiers.take_moves(batch)
-        self.tree.tiers.send(batch)
-        self._dispatcher.note_writes(batch)
+        self.tree.tiers.under_way.begin(batch)
+        self._note_writes(batch)
         return batch
 
     def delivered(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]]) -> None:
         """Note that an instance has carried out moves outside of any plan, but for the copies ``unwritten``."""
         for key in self.tree.tiers.confirm(batch, unwritten, self.tree.grants.tick):
-            self._dispatcher.reprioritise_for(key)
+            self._reprioritise_for(key)
 
     def handover_in(self, query_id: str) -> float | None:
         """Seconds from the start of a prefill until its part of the step may be handed over; None if it may not.
@@ -187,7 +193,7 @@ class Scheduler:
         if scheduled is None or not self._may_hand_over(scheduled):
             return []
         self.instances.states[scheduled.instance].hand_over(scheduled)
-        return self._dispatcher.start_next(scheduled.instance, now)
+        return self.start_next(scheduled.instance, now)
 
     def stalled(self, query_id: str, now: float) -> list[Grant]:
         """Stop a running request from blocking others, as its first token is overdue; the grants that start.
@@ -199,7 +205,7 @@ class Scheduler:
         state.leave_step(scheduled)
         if scheduled.is_ahead and query_id in state.speculations:
             state.end_speculation(scheduled)
-        return self._dispatcher.start_next(scheduled.instance, now)
+        return self.start_next(scheduled.instance, now)
 
     def is_cached(self, request: Request) -> bool:
         """Whether some instance has all of a request's documents."""
@@ -219,29 +225,79 @@ class Scheduler:
             for query_id in state.queue:
                 state.queue.reprioritise(query_id, self.book.work(query_id))
 
-    def check_integrity(self) -> None:
-        """Assert that slots, queues, lookahead and grants agree."""
-        requests = self.book.requests
-        granted = {query_id for query_id, scheduled in requests.items() if scheduled.grant is not None}
-        queued = {query_id for state in self.instances.states.values() for query_id in state.queue}
-        assert granted == set(self.tree.grants.open)
-        assert requests.keys() - granted == queued
-        assert len(self._lookahead) == self.instances.queued
-        self.instances.check_bounds()
-        self.branches.check_integrity()
-        for instance, state in self.instances.states.items():
-            here = [requests[query_id] for query_id in granted if requests[query_id].instance == instance]
-            running = [scheduled for scheduled in here if not scheduled.makes_way]
-            assert state.running == len(running)
-            assert state.step_tokens == sum(scheduled.step_share for scheduled in running)
-            guesses = list(state.speculations.values())
-            assert all(guess in here and guess.makes_way for guess in guesses)
-            others = [scheduled for scheduled in here if scheduled.makes_way and scheduled not in guesses]
-            assert not any(scheduled.step_share for scheduled in others), "an ended speculation takes part of a step"
-            full = not state.has_slot() or state.step_tokens or any(guess.is_ahead for guess in guesses)
-            retired = instance in self.tree.tiers.retired
-            assert not state.queue or full or retired, "a request waits beside a free slot"
-            assert not (state.queue and retired and self.instances.open()), "a request waits for a retired instance"
+    def _start(self, scheduled: ScheduledRequest, now: float) -> Grant:
+        """Admit a request to the tree; speculations on its instance make way for it."""
+        request = scheduled.request
+        ends = [] if scheduled.makes_way else self._make_way(scheduled)
+        prefix, scheduled.prefix = scheduled.prefix, None
+        grant = scheduled.grant = self.tree.grants.admit(
+            request.query_id,
+            request.namespace,
+            request.documents,
+            scheduled.keys,
+            self.book.question_tokens(request, scheduled.instance),
+            scheduled.instance,
+            now,
+            request.pinned,
+            prefix,
+            request.recompute_share,
+            scheduled.kind is RequestKind.LOAD,
+        )
+        grant.ends += ends
+        if request.branches:
+            behind = request.question_tokens - sum([branch.tokens for branch in request.branches])
+            grant.dropped_branches = self.branches.keep(scheduled.instance, request.namespace, request.branches, behind)
+        self._note_writes(grant)
+        return grant
+
+    def _make_way(self, scheduled: ScheduledRequest) -> list[str]:
+        """Give a request its slot and its part of the step; the speculations that end for it."""
+        ends = self.instances.states[scheduled.instance].start(scheduled)
+        for query_id in ends:
+            guess = self.book.requests[query_id]
+            assert guess.grant is not None, "a speculation waits"
+            self.tree.grants.make_way(guess.grant)
+        return ends
+
+    def _fits_now(self, query_id: str) -> bool:
+        """Whether a waiting request fits into the step as the tree is now, and no prefetch runs for it."""
+        scheduled = self.book.requests[query_id]
+        state = self.instances.states[scheduled.instance]
+        if scheduled.prefetched_by in state.speculations:
+            return False
+        if self._step is None:
+            return True
+        prefix = self.book.cached_prefix(scheduled, scheduled.instance)
+        scheduled.step_share = self._router.step_share(prefix)
+        if not state.fits(scheduled.step_share):
+            return False
+        # It starts at once, so this lookup serves for its grant too.
+        scheduled.prefix = prefix
+        return True
+
+    def _note_writes(self, batch: MoveBatch) -> None:
+        """Reprioritise the requests that find a copy now because their instance has begun to write it."""
+        if len(self.instances.states) > 1 and self._lookahead:
+            for copy in batch.writes:
+                self._reprioritise_for(copy.node.key)
+
+    def _reprioritise_for(self, uppermost: bytes | None) -> None:
+        """Reprioritise the requests that need a node with a new copy, by its key.
+
+        A request that needs any node of a path needs the path's uppermost node.
+        """
+        if uppermost is not None:
+            for query_id in self._lookahead.waiting_for(uppermost):
+                queue = self.instances.states[self.book.requests[query_id].instance].queue
+                queue.reprioritise(query_id, self.book.work(query_id))
+
+    def _reprioritise_for_branches(self, instance: str, namespace: str) -> None:
+        """Reprioritise the requests of a namespace that may find branches which their instance has just computed."""
+        queue = self.instances.states[instance].queue
+        for query_id in queue:
+            request = self.book.requests[query_id].request
+            if request.branches and request.namespace == namespace:
+                queue.reprioritise(query_id, self.book.work(query_id))
 
     def _may_hand_over(self, scheduled: ScheduledRequest) -> bool:
         """Whether a request waits for what another takes of the step, and none was let in early so far."""

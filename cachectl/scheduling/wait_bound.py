@@ -20,8 +20,6 @@ class WaitBound:
     the bound. An infinite slack is no bound.
     """
 
-    __slots__ = ("_backlog_s", "_lately", "_served_s", "_slack", "_waiting")
-
     def __init__(self, slack: float) -> None:
         self._slack = slack
         self._served_s = 0.0
@@ -68,11 +66,3 @@ class WaitBound:
                 return False
             begins_s += seconds
         return True
-
-    def check_integrity(self, waiting: list[str]) -> None:
-        """Assert that these queries wait, in this order, and that the backlog is their seconds."""
-        assert list(self._waiting) == waiting
-        assert len(self._lately) >= min(len(waiting), _LATELY)
-        assert math.isclose(
-            self._backlog_s, sum([seconds for seconds, _ in self._waiting.values()]), rel_tol=1e-6, abs_tol=1e-6
-        )

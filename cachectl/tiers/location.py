@@ -1,16 +1,48 @@
-"""A location: the host memory of one machine, and the disk that its instances use."""
+"""What instances at one location keep KV in: budgets, pages, and the tiers below their GPUs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
 
-if TYPE_CHECKING:
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.page_allocator import PageAllocator
+
+class Capacities(NamedTuple):
+    """Budgets of the tiers in tokens; 0: there is no such tier.
+
+    ``gpu`` is each instance's, ``host`` a location's, and ``disk`` that of a location's disk.
+    """
+
+    gpu: int
+    host: int = 0
+    disk: int = 0
+
+
+class KvStorage(NamedTuple):
+    """What instances at one location keep KV in: ``capacities`` in tokens, in whole pages of ``page_tokens`` tokens.
+
+    - ``fingerprint`` names the KV's model and layout, and becomes part of every node's key.
+    - ``location`` names the host memory and disk that the instances share. ``disk`` names that disk, if it has a name
+      of its own.
+    - Pages of host memory are handed out from ``first_page`` on, under stamps from ``first_stamp`` on.
+    """
+
+    capacities: Capacities
+    page_tokens: int = 1
+    fingerprint: str = ""
+    location: str = ""
+    disk: str = ""
+    first_page: int = 0
+    first_stamp: int = 1
+
+    def arena(self) -> PageAllocator:
+        """Hands out the pages of host memory."""
+        pages = self.capacities.host // self.page_tokens
+        return PageAllocator(pages, self.page_tokens, self.first_stamp, self.first_page)
 
 
 class Location:

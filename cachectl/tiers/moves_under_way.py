@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
 
-from cachectl.tiers.pending_moves import check, drop
+from cachectl.nodes.node import Copy, Node, NodeCache
+from cachectl.tiers.eviction import CopyRemoval
+from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, check, drop
 from protocol.kv import Move
 from protocol.repeating import Attempts
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from cachectl.nodes.node import Copy, Node, NodeCache
-    from cachectl.tiers.copy_removal import CopyRemoval
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.pending_moves import PendingMoves
 
 
 class MovesUnderWay:

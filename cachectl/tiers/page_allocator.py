@@ -183,23 +183,3 @@ class PageAllocator:
             before[links[index]] = previous
         before[index] = _HELD
         self._free -= 1
-
-    def check_integrity(self, handed_out: list[Pages]) -> None:
-        """Assert that exactly these pages are handed out, each once, and that the others are free."""
-        assert [self.pages(pages.numbers[0]) for pages in handed_out] == handed_out
-        stamps = sorted(pages.stamp for pages in handed_out)
-        assert sorted(stamp for stamp in self._stamps if stamp) == stamps
-        assert len(set(stamps)) == len(stamps)
-        assert sorted(at for at, stamp in enumerate(self._stamps) if not stamp) == sorted(self._unused)
-        assert all(stamp < self._next_stamp for stamp in stamps)
-        free, index = [], self._first_free
-        for _ in range(self._free):
-            free.append(index)
-            index = self._links[index]
-        assert not free or free[-1] == self._last_free
-        assert not any(self._links[index] & _LAST for index in free)
-        held = [number - self._first_page for pages in handed_out for number in pages.numbers]
-        assert sorted([*held, *free]) == list(range(len(self._links)))
-        if self._before is not None:
-            in_front = dict(zip(free, [_NONE, *free], strict=False))
-            assert all(before == in_front.get(index, _HELD) for index, before in enumerate(self._before))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from protocol.kv import Peers
-    from protocol.tiers import Tier
+from protocol.kv import Peers
+from protocol.tiers import Tier
 
 Link: TypeAlias = "tuple[str, str]"
 """An instance that reads, and the place that it reads from."""
@@ -23,8 +21,6 @@ _KEPT = 0.9
 
 class _Rate:
     """The seconds and tokens of an instance's reads from a tier of a location, the latest ones weighing most."""
-
-    __slots__ = ("seconds", "tokens")
 
     def __init__(self) -> None:
         self.seconds = 0.0

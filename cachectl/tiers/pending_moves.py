@@ -1,21 +1,29 @@
-"""Pending moves: moves that wait for an instance's next plan, or for a delivery outside of plans."""
+"""A move batch: the moves that one plan or one delivery takes to an instance."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from protocol.kv import Move
+from cachectl.nodes.node import Copy, NodeCache
+from protocol.kv import Move, Pages
 from protocol.tiers import Tier
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from cachectl.nodes.node import Copy, NodeCache
-    from cachectl.tiers.move_batch import MoveBatch
-    from protocol.kv import Pages
+class MoveBatch:
+    """Moves that an ``instance`` carries out in this order; any instance at their location if it is empty.
+
+    ``writes`` are the copies in shared tiers that come into being with them. Moves ``ahead`` of a request's turn evict
+    nothing that any waiting request needs.
+    """
+
+    def __init__(self, instance: str, ahead: bool = False) -> None:
+        self.instance = instance
+        self.ahead = ahead
+        self.moves: list[Move] = []
+        self.writes: list[Copy] = []
 
 
 class PendingMoves:
@@ -72,7 +80,7 @@ class PendingMoves:
         # What a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
         for move in reversed([move for move in self if self._is_for(instance, places, move)]):
-            self._remove(move)
+            self.void(move)
             frees = move.evict and self._is_free(move)
             copy = self.target(move)
             checks = move.source is move.target
@@ -93,9 +101,7 @@ class PendingMoves:
 
     def lose(self, instance: str) -> list[Move]:
         """Void the moves of a removed instance's GPU, and return them. Others at its location may take the rest."""
-        void = [move for move in self if move.instance == instance]
-        for move in void:
-            self._remove(move)
+        void = self._void_where(lambda move: move.instance == instance)
         for move, (tick, owner) in self._moves.items():
             if owner == instance:
                 self._moves[move] = tick, None
@@ -103,10 +109,6 @@ class PendingMoves:
                 if copy is not None and copy.writer is not None:
                     copy.cache.pass_on(copy, "")
         return void
-
-    def void(self, move: Move) -> None:
-        """Take out a pending move that nobody is to carry out."""
-        self._remove(move)
 
     def waits_for(self, instance: str, places: Collection[str], checks: bool = True) -> bool:
         """Whether an instance has anything to take; without ``checks``, anything else than checks of its own copies."""
@@ -122,9 +124,12 @@ class PendingMoves:
 
     def lose_place(self, place: str) -> list[Move]:
         """Void the moves of a place that is gone, and return them."""
-        void = [move for move in self if move.location == place]
+        return self._void_where(lambda move: move.location == place)
+
+    def _void_where(self, gone: Callable[[Move], bool]) -> list[Move]:
+        void = [move for move in self if gone(move)]
         for move in void:
-            self._remove(move)
+            self.void(move)
         return void
 
     def frees(self, node: str, cache: NodeCache) -> bool:
@@ -153,7 +158,8 @@ class PendingMoves:
             self._leaving[freed] = self._leaving.get(freed, 0) + 1
         self._moves[move] = tick, instance
 
-    def _remove(self, move: Move) -> None:
+    def void(self, move: Move) -> None:
+        """Take out a pending move that nobody is to carry out, or that is taken."""
         del self._moves[move]
         if move.evict:
             freed = move.node, move.source, _owner(move, move.source)

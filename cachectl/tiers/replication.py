@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from cachectl.tiers.move_batch import MoveBatch
-from protocol.kv import Move
+from cachectl.nodes.node import Copy, Node, NodeCache
+from cachectl.tiers.pending_moves import MoveBatch
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tiers.tier_manager import TierManager
+from protocol.kv import Move, Pages
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from cachectl.nodes.node import Copy, Node, NodeCache
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tiers.tier_manager import TierManager
-    from protocol.kv import Pages
 
 REPLICATED_USES = 32
 """A document at the top of the tree is copied to host memory at every so many uses, if it has no copy there."""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cachectl.nodes.node import Copy, Node, NodeCache
-
-if TYPE_CHECKING:
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.page_allocator import PageAllocator
-    from protocol.kv import Pages
-    from protocol.tiers import Tier
-
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.pending_moves import MoveBatch
+from protocol.kv import Pages
+from protocol.tiers import Tier
 
 PINNED_SHARE = 0.5
 """The share of a cache's capacity that pins may take."""
@@ -193,11 +188,6 @@ class TierCache(NodeCache):
     def _evictable(self, copy: Copy) -> bool:
         node = copy.node
         return copy.held and not node.locks and not node.pins and not node.detached
-
-    def check_integrity(self) -> None:
-        """Assert the budget and the eviction order."""
-        assert 0 <= self.used <= self.capacity
-        self._order.check_integrity()
 
 
 def _receives(cache: TierCache | None) -> bool:

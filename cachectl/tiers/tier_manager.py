@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterator
 
-from cachectl.tiers.copy_removal import CopyRemoval
-from cachectl.tiers.eviction import Eviction
-from cachectl.tiers.location import Location
+from cachectl.nodes.node import Copy, Node
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.eviction import CopyRemoval, Eviction, is_supported
+from cachectl.tiers.location import KvStorage, Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
+from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
-from cachectl.tiers.pending_moves import PendingMoves, drop
-from cachectl.tiers.support_rule import is_supported
+from cachectl.tiers.pending_moves import MoveBatch, PendingMoves
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError, UnknownInstance
-from protocol.kv import NO_PEERS, Peers
+from protocol.kv import NO_PEERS, Pages, Peers
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from cachectl.nodes.node import Copy, Node, NodeCache
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.move_batch import MoveBatch
-    from cachectl.tiers.page_allocator import PageAllocator
-    from protocol.kv import Pages
-
 
 _SMALL_PART = 0.5
 """Of the seconds that computing a node takes. If another location serves it within them, it is not swapped out here."""
-
-
-class Capacities(NamedTuple):
-    """Budgets of the tiers in tokens; 0: there is no such tier.
-
-    ``gpu`` is each instance's, ``host`` a location's, and ``disk`` that of a location's disk.
-    """
-
-    gpu: int
-    host: int = 0
-    disk: int = 0
 
 
 class TierManager:
@@ -50,40 +30,38 @@ class TierManager:
     none either: they only prefill documents of requests that wait for others.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
-    called ``location``, and its disk ``disk``. ``arena`` hands out the pages of its host memory. ``links`` lead to
-    other locations. ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity``
-    tokens.
+    that of the ``storage``, where ``arena`` hands out the pages of host memory. ``links`` lead to other locations.
+    ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity`` tokens.
     """
 
     def __init__(
         self,
         policy: ReplacementPolicy,
-        capacities: Capacities,
+        storage: KvStorage,
         forget: Callable[[Node], None],
         find: Callable[[bytes], Node | None],
-        arena: PageAllocator | None = None,
-        location: str = "",
-        disk: str = "",
-        links: PeerLinks | None = None,
+        arena: PageAllocator | None,
+        links: PeerLinks,
     ) -> None:
+        capacities = storage.capacities
         if capacities.gpu < 0:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
         self._policy = policy
         self._find = find
-        self.links = links or PeerLinks()
+        self.links = links
         self._gpu_capacity = capacities.gpu if policy.keeps else 0
         # Each request asks for it, and there may be thousands of caches.
         self.capacity = 0
         self.locations: dict[str, Location] = {}
         self.disks: dict[str, TierCache] = {}
-        self.add_location(location, capacities.host, capacities.disk, arena, disk)
+        self.add_location(storage.location, capacities.host, capacities.disk, arena, storage.disk)
         self.gpus: dict[str, TierCache] = {}
         self.retired: set[str] = set()
         self.kv_generators: set[str] = set()
         self.pending_moves = PendingMoves(self._copy_at)
         self.removal = CopyRemoval(self.pending_moves, self.gpus, forget)
         self.under_way = MovesUnderWay(self.pending_moves, self.removal)
-        self.eviction = Eviction(policy, self.under_way, self.removal, forget, self._serves)
+        self.eviction = Eviction(policy, self.under_way.may_delete, self.removal, forget, self._serves)
 
     def __iter__(self) -> Iterator[TierCache]:
         """Every cache, the instances' own first."""
@@ -153,10 +131,6 @@ class TierManager:
             return False
         read_s = self.links.seconds(gpu.owner, copy.cache.location, node.room, Tier.HOST)
         return read_s <= _SMALL_PART * node.average_cost * node.tokens
-
-    def supports(self, copy: Copy) -> bool:
-        """Whether a copy's parent supports it."""
-        return is_supported(copy.node.parent, copy.cache, ())
 
     def insert(self, node: Node, cache: TierCache, pages: Pages | None) -> bool:
         """Register a copy that a tier holds already; False if it is unsupported, does not fit, or is to be dropped.
@@ -279,10 +253,6 @@ class TierManager:
 
     # Moves
 
-    def add_drop(self, key: bytes, tokens: int, cache: NodeCache, pages: Pages | None) -> None:
-        """Have KV dropped that a cache holds and the tree does not know, or no longer wants."""
-        self.pending_moves.add(drop(key, tokens, cache, pages), cache.instance)
-
     def take_moves(self, batch: MoveBatch) -> None:
         """Put all pending moves that a batch's instance can carry out into the batch. Raises UnknownInstance."""
         places = self.location_of(batch.instance).places
@@ -297,18 +267,10 @@ class TierManager:
         places = self.location_of(instance).places
         return self.pending_moves.waits_for(instance, places, checks=len(self.gpus) > 1)
 
-    def send(self, batch: MoveBatch) -> None:
-        """Note that an instance has been given a batch."""
-        self.under_way.begin(batch)
-
     def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
         """End a batch that is carried out, but for the copies ``unwritten``; the keys that more instances find now."""
         confirmed = self.under_way.confirm(batch, unwritten, tick)
         return confirmed if len(self.gpus) > 1 else []
-
-    def return_moves(self, batch: MoveBatch, tick: float) -> None:
-        """End a batch that an instance took at request ``tick`` and may not have carried out: it is pending again."""
-        self.under_way.give_back(batch, tick)
 
     def _copy_at(self, key: str, tier: Tier, owner: str) -> Copy | None:
         node = self._find(bytes.fromhex(key))

@@ -17,8 +17,8 @@ import msgspec
 from cachectl.nodes.keys import keys_below
 from cachectl.nodes.node import Copy, Node, NodeCache, PathDocument
 from cachectl.tiers.peer_links import PeerLinks
-from cachectl.tree.compose_or_compute import Composing
 from cachectl.tree.grant import ComputedFirst, Grant
+from cachectl.tree.load_or_recompute import Composing
 from protocol.kv import PeerCopy
 from protocol.plans import Donor, PlannedNode
 from protocol.tiers import Tier

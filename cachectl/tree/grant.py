@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from cachectl.tiers.move_batch import MoveBatch
-from protocol.plans import PlannedNode
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Copy, Node
-    from protocol.plans import Fallback
+from cachectl.nodes.node import Copy, Node
+from cachectl.tiers.pending_moves import MoveBatch
+from protocol.plans import Fallback, PlannedNode
 
 
 class ComputedFirst(NamedTuple):
@@ -30,24 +27,6 @@ class Grant(MoveBatch):
     ``recompute_share`` of what is donated is among them; ``fallback`` says why it does not. A grant is ``revoked`` when
     it was completed because its instance is gone.
     """
-
-    __slots__ = (
-        "completed",
-        "computed_tokens",
-        "documents",
-        "dropped_branches",
-        "ends",
-        "fallback",
-        "first",
-        "locked",
-        "overtaken",
-        "prefilled",
-        "query_id",
-        "recompute_share",
-        "reserved",
-        "revoked",
-        "tick",
-    )
 
     def __init__(self, query_id: str, instance: str, tick: int, computed_tokens: int, ahead: bool = False) -> None:
         super().__init__(instance, ahead)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
-from cachectl.nodes.node import Node
-from cachectl.policies.base import Arrival
+from cachectl.nodes.node import Copy, Node, PathDocument
+from cachectl.policies.base import Arrival, ReplacementPolicy
+from cachectl.tiers.eviction import is_supported
+from cachectl.tiers.replication import Replication
+from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.composed_path import Path, compose, peer_of, used_keys
 from cachectl.tree.grant import Grant
+from cachectl.tree.node_registry import NodeRegistry
+from cachectl.tree.pins import Pins
+from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
 from protocol.errors import InvalidRequest, UnknownPlan
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from cachectl.nodes.node import Copy, PathDocument
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.replication import Replication
-    from cachectl.tiers.tier_manager import TierManager
-    from cachectl.tree.node_registry import NodeRegistry
-    from cachectl.tree.pins import Pins
-    from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
 
 
 class GrantBook:
@@ -119,7 +114,7 @@ class GrantBook:
         if self._tiers.links.exist:
             self._tiers.links.plan(instance, grant.read_places)
         self._registry.keep_root(root)
-        self._tiers.send(grant)
+        self._tiers.under_way.begin(grant)
         self.open[query_id] = grant
         return grant
 
@@ -171,7 +166,7 @@ class GrantBook:
         reserved = self._take_reserved(grant)
         for copy in reserved:
             # The parent's copy may have been lost meanwhile.
-            if self._tiers.supports(copy):
+            if is_supported(copy.node.parent, copy.cache, ()):
                 copy.held = True
             else:
                 self._tiers.removal.discard(copy, self.tick)
@@ -213,7 +208,7 @@ class GrantBook:
         # The moves of a lost instance end with it.
         if not grant.revoked:
             if not grant.prefilled:
-                self._tiers.return_moves(grant, grant.tick)
+                self._tiers.under_way.give_back(grant, grant.tick)
             elif unwritten is None:
                 self._tiers.under_way.ask_for_copies(grant)
             else:

@@ -10,32 +10,26 @@ The tree is bookkeeping: it decides, reserves and writes ``Move``s; engines move
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from cachectl.nodes.keys import child_key, path_keys
 from cachectl.nodes.node import Node
+from cachectl.policies.base import ReplacementPolicy
+from cachectl.tiers.location import KvStorage
+from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
+from cachectl.tiers.pending_moves import drop
 from cachectl.tiers.replication import Replication
-from cachectl.tiers.tier_manager import Capacities, TierManager
-from cachectl.tree.deletion_blocklist import DeletionBlocklist
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tiers.tier_manager import TierManager
 from cachectl.tree.grant_book import GrantBook
-from cachectl.tree.load_cost import LoadCost
+from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.node_registry import NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
+from cachectl.tree.snapshot import NodeRecord
 from protocol.errors import ConfigError
-from protocol.kv import NO_PEERS, Peers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.page_allocator import PageAllocator
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.snapshot import NodeRecord
-    from protocol.kv import HeldNode
-    from protocol.tiers import Tier
-
+from protocol.kv import HeldNode
 
 FREQUENCY_WINDOW_S = 86_400.0
 """The seconds whose accesses a node's frequency counts in serving: a day."""
@@ -44,47 +38,36 @@ FREQUENCY_WINDOW_S = 86_400.0
 class KnowledgeTree:
     """The tree and its tiers: ``lookup`` finds cached prefixes, ``grants`` admits plans, ``tiers`` holds the copies.
 
-    ``cost(cached, new)`` gives the seconds of a prefill. What a plan finds is loaded if that is faster than computing
-    it, by ``load_seconds(tokens, tier)``, and always if that is None. Until it is measured, reading a token's KV at
-    another location takes ``peer_token_s``. Moving it to another position takes ``move_s``. The tree ``composes`` if
-    prompts may be composed without asking for it. Frequencies count ``window_s`` seconds. Nodes take up whole pages of
-    ``page_tokens`` tokens. The ``instances`` are at one ``location``, where ``arena`` hands out host memory's pages, if
-    they have numbers. With ``write_through``, computed nodes are copied to slower tiers at once, and otherwise when
-    they are evicted.
+    What a plan finds is loaded if that is faster than computing it, by the ``costs``. The tree ``composes`` if prompts
+    may be composed without asking for it. Frequencies count ``window_s`` seconds. The ``instances`` are at the location
+    of the ``storage``, where ``arena`` hands out host memory's pages, if they have numbers. With ``write_through``,
+    computed nodes are copied to slower tiers at once, and otherwise when they are evicted.
 
-    Invariants, asserted by ``cachectl.tree.integrity``: a cache holds no node whose parent is neither there nor in a
+    Invariants, which the tests assert: a cache holds no node whose parent is neither there nor in a
     faster tier; no budget is exceeded; locked and pinned nodes stay; every node has a copy.
     """
 
     def __init__(
         self,
         policy: ReplacementPolicy,
-        capacities: Capacities,
+        storage: KvStorage,
         instances: Iterable[str],
-        cost: Callable[[int, int], float],
+        costs: TreeCosts,
         window_s: float | None = None,
         *,
-        load_seconds: Callable[[int, Tier], float] | None = None,
-        peer_token_s: float = 0.0,
-        move_s: float = 0.0,
-        composes: bool = False,
-        page_tokens: int = 1,
         arena: PageAllocator | None = None,
-        location: str = "",
-        disk: str = "",
+        composes: bool = False,
         write_through: bool = False,
     ) -> None:
         if window_s is not None and window_s <= 0:
             raise ConfigError(f"the frequency window must be longer than {window_s} s")
         self.policy = policy
-        self.page_tokens = page_tokens
-        self._cost = cost
-        self._blocklist = DeletionBlocklist()
-        self.registry = NodeRegistry(policy, self._blocklist, composes=composes)
-        links = PeerLinks(peer_token_s)
-        self.tiers = TierManager(policy, capacities, self._forget, self.registry.find, arena, location, disk, links)
-        loads = LoadCost(load_seconds, links)
-        self.lookup = PrefixLookup(self.registry, self.tiers, cost, loads, move_s)
+        self.page_tokens = storage.page_tokens
+        self.registry = NodeRegistry(policy, composes=composes)
+        self.tiers = TierManager(
+            policy, storage, self._forget, self.registry.find, arena, PeerLinks(costs.peer_token_s)
+        )
+        self.lookup = PrefixLookup(self.registry, self.tiers, costs)
         self._pins = Pins(self.tiers)
         self._replication = Replication(self.tiers)
         self.grants = GrantBook(
@@ -95,11 +78,11 @@ class KnowledgeTree:
             self._replication,
             self._pins,
             window_s,
-            page_tokens,
+            storage.page_tokens,
             write_through,
         )
         for instance in instances:
-            self.tiers.add_instance(instance, location)
+            self.tiers.add_instance(instance, storage.location)
 
     def reconsider(self, keys: Iterable[bytes]) -> None:
         """Update nodes that are needed less than before: a request that waited for them has left."""
@@ -110,15 +93,6 @@ class KnowledgeTree:
                     copy.cache.reconsider(copy)
 
     # Instances
-
-    def add_instance(
-        self, instance: str, location: str = "", peers: Peers = NO_PEERS, kv_generator: bool = False
-    ) -> None:
-        """Add an instance at a known location, with an empty GPU tier. Keep a known one.
-
-        ``peers`` says where it serves the location's KV, if it does. A ``kv_generator`` receives no requests.
-        """
-        self.tiers.add_instance(instance, location, peers, kv_generator)
 
     def remove_instance(self, instance: str) -> list[str]:
         """Remove a lost instance with its GPU's copies and its grants; the queries of those grants.
@@ -172,14 +146,6 @@ class KnowledgeTree:
                 gone += self._delete(node)
         return gone
 
-    def block(self, content: str, namespace: str | None) -> None:
-        """Keep nothing of a document, in one namespace or in all, until ``unblock`` is called as often."""
-        self._blocklist.block(content, namespace)
-
-    def unblock(self, content: str, namespace: str | None) -> None:
-        """Take back one ``block``."""
-        self._blocklist.unblock(content, namespace)
-
     def clear(self) -> int:
         """Delete everything, pins included; the number of nodes."""
         tops = [child for root in self.registry.roots.values() for child in root.children]
@@ -217,7 +183,7 @@ class KnowledgeTree:
                     return False
                 node = Node(key, contents[-1], tokens, parent, self.page_tokens)
                 # What it cost is unknown, so what it would cost now stands in.
-                node.count_computation(self._cost(node.prefix_tokens, tokens) / tokens)
+                node.count_computation(self.lookup.prefill_seconds(node.prefix_tokens, tokens) / tokens)
                 if record is not None:
                     node.recall(record.accesses, record.last_access, record.average_cost)
             if not self.tiers.insert(node, cache, held.pages):
@@ -236,7 +202,7 @@ class KnowledgeTree:
         # A drop must not hit what a plan is about to put there, or still uses there, or what is yet to be swapped out.
         unknown = key not in self.registry.detached and (node is None or node.copy_in(cache) is None)
         if unknown and not self.tiers.pending_moves.frees(key.hex(), cache):
-            self.tiers.add_drop(key, held.tokens, cache, pages)
+            self.tiers.pending_moves.add(drop(key, held.tokens, cache, pages), cache.instance)
         if pages is not None and cache.allocator is not None:
             cache.allocator.see(pages.stamp)
 

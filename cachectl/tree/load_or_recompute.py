@@ -1,17 +1,53 @@
-"""Load or recompute: how much of what a request finds is worth loading."""
+"""Load, compose or recompute: what of a prompt gets KV that exists, and what is computed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from cachectl.nodes.node import Copy, PathDocument
+from cachectl.tiers.peer_links import PeerLinks
+from cachectl.tiers.tier_cache import TierCache
+from protocol.generation import ASKED_TOKENS
 from protocol.tiers import Tier
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
-    from cachectl.nodes.node import Copy
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.load_cost import LoadCost
+class TreeCosts(NamedTuple):
+    """What an instance takes, in seconds.
+
+    ``prefill(cached, new)`` are those of a prefill, and ``load(tokens, tier)`` those of a load from a tier of its own
+    location; None: loads are free. Until it is measured, reading a token's KV at another location takes
+    ``peer_token_s``. Moving it to another position takes ``move_s``.
+    """
+
+    prefill: Callable[[int, int], float]
+    load: Callable[[int, Tier], float] | None = None
+    peer_token_s: float = 0.0
+    move_s: float = 0.0
+
+
+class LoadCost:
+    """Seconds to load copies: ``load_seconds`` from an instance's own location, ``links`` has those from others."""
+
+    def __init__(self, load_seconds: Callable[[int, Tier], float] | None, links: PeerLinks) -> None:
+        self._load_seconds = load_seconds
+        self._links = links
+
+    @property
+    def free(self) -> bool:
+        """Whether loading takes no time."""
+        return self._load_seconds is None
+
+    def seconds(self, copy: Copy, gpu: TierCache) -> float:
+        """Seconds to load a copy for the instance with this GPU. Loads move whole pages."""
+        if self._load_seconds is None:
+            return 0.0
+        cache, tokens = copy.cache, copy.node.room
+        seconds = self._load_seconds(tokens, cache.tier)
+        if gpu.reaches(cache):
+            return seconds
+        slower_s = seconds - self._load_seconds(tokens, Tier.HOST)
+        return self._links.seconds(gpu.owner, cache.location, tokens, cache.tier, slower_s)
 
 
 class Loading(NamedTuple):
@@ -58,3 +94,79 @@ class LoadOrRecompute:
                     best, best_s = Loading(index + 1, tokens, seconds), total_s
         assert best is not None
         return best
+
+
+class Composing(NamedTuple):
+    """What a prefill composes: the copy that donates each document behind the loaded ones, or None to compute it.
+
+    What is computed although others donate is computed first, without them, so that it can be kept and donates too.
+    ``reused`` tokens are spared in all. Loading and moving the donors' KV, and selecting what is computed again, takes
+    ``seconds``.
+    """
+
+    donors: tuple[Copy | None, ...]
+    reused: int
+    seconds: float
+
+    def exact(self, loaded: int) -> list[int]:
+        """Which documents of the prompt are exact: the ``loaded`` ones, and those behind them without a donor."""
+        return [*range(loaded), *[loaded + index for index, donor in enumerate(self.donors) if donor is None]]
+
+    def donor(self, index: int, loaded: int) -> Copy | None:
+        """What donates the document at ``index`` of a prompt with ``loaded`` ones, if anything does."""
+        return self.donors[index - loaded] if index >= loaded else None
+
+
+class ComposeOrCompute:
+    """Chooses the documents to compose so that the first token comes soonest.
+
+    ``cost(cached, new)`` gives the seconds of a prefill, and ``loads`` those of a load. Moving a token's KV to another
+    position takes ``move_s``.
+    """
+
+    def __init__(self, cost: Callable[[int, int], float], loads: LoadCost, move_s: float) -> None:
+        self._cost = cost
+        self._loads = loads
+        self._move_s = move_s
+
+    def choose(
+        self,
+        donors: Sequence[Copy | None],
+        documents: Sequence[PathDocument],
+        loading: Loading,
+        question_tokens: int,
+        share: float,
+        gpu: TierCache,
+    ) -> Composing | None:
+        """What to compose of ``documents``, the ones behind what is loaded; None if computing all of them is sooner.
+
+        Each has a copy among ``donors``, or None. ``share`` of the donated tokens is computed again. They are loaded
+        for the instance with this GPU.
+        """
+        computed = question_tokens + sum([document.tokens for document in documents])
+        exact_s = self._cost(loading.tokens, computed)
+        per_token_s = exact_s / computed
+        chosen: list[Copy | None] = []
+        reused, seconds = 0, self._select_seconds(loading.tokens + computed, question_tokens)
+        for donor, document in zip(donors, documents, strict=True):
+            spared = document.tokens - round(share * document.tokens)
+            if donor is None or self._donate_seconds(donor, gpu) >= spared * per_token_s:
+                if any(chosen):
+                    # It is computed first, and then composed behind the donated ones.
+                    reused -= document.tokens - spared
+                chosen.append(None)
+                continue
+            chosen.append(donor)
+            reused += spared
+            seconds += self._donate_seconds(donor, gpu)
+        # Computing documents first takes another pass. That does not count: it is worth what it keeps.
+        if reused <= 0 or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
+            return None
+        return Composing(tuple(chosen), reused, seconds)
+
+    def _donate_seconds(self, donor: Copy, gpu: TierCache) -> float:
+        return self._loads.seconds(donor, gpu) + donor.node.tokens * self._move_s
+
+    def _select_seconds(self, prompt_tokens: int, question_tokens: int) -> float:
+        """Selecting runs the end of the question over the documents."""
+        return self._cost(prompt_tokens - question_tokens, min(question_tokens, ASKED_TOKENS))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
 
 from cachectl.nodes.keys import root_key
 from cachectl.nodes.node import Node
+from cachectl.policies.base import ReplacementPolicy
 from protocol.errors import UnknownNode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tree.deletion_blocklist import DeletionBlocklist
 
 
 class NodeRegistry:
@@ -22,14 +18,15 @@ class NodeRegistry:
     If the tree ``composes``, nodes know the others of their document.
     """
 
-    def __init__(self, policy: ReplacementPolicy, blocklist: DeletionBlocklist, *, composes: bool) -> None:
+    def __init__(self, policy: ReplacementPolicy, *, composes: bool) -> None:
         self._composes = composes
         self._policy = policy
-        self._blocklist = blocklist
         self.roots: dict[str, Node] = {}
         self.nodes: dict[bytes, Node] = {}
         self.detached: dict[bytes, Node] = {}
         self.by_content: dict[str, Node | dict[Node, None]] = {}
+        # How many deletions block a content, in one namespace or, if that is None, in all.
+        self._blocked: Counter[tuple[str | None, str]] = Counter()
 
     def find(self, key: bytes) -> Node | None:
         """A node of the tree, or a deleted one that a plan still uses."""
@@ -120,5 +117,18 @@ class NodeRegistry:
         return not (
             parent.child_of(content) is not None
             or key in self.detached
-            or self._blocklist.blocks(content, parent.root.content)
+            or (self._blocked and self._blocks(content, parent.root.content))
         )
+
+    def block(self, content: str, namespace: str | None) -> None:
+        """Keep nothing of a document, in one namespace or in all, until ``unblock`` is called as often."""
+        self._blocked[namespace, content] += 1
+
+    def unblock(self, content: str, namespace: str | None) -> None:
+        """Take back one ``block``."""
+        self._blocked[namespace, content] -= 1
+        if not self._blocked[namespace, content]:
+            del self._blocked[namespace, content]
+
+    def _blocks(self, content: str, namespace: str) -> bool:
+        return (None, content) in self._blocked or (namespace, content) in self._blocked

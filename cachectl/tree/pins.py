@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
-from cachectl.tiers.tier_cache import PINNED_SHARE
+from cachectl.nodes.node import Node
+from cachectl.tiers.tier_cache import PINNED_SHARE, TierCache
 from protocol.errors import PinRefused, UnknownNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from cachectl.nodes.node import Node
-    from cachectl.tiers.tier_cache import TierCache
 
 
 class Pins:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from cachectl.nodes.node import Copy
-from cachectl.tree.compose_or_compute import ComposeOrCompute, Composing
-from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
+from cachectl.nodes.node import Copy, Node, PathDocument
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tiers.tier_manager import TierManager
+from cachectl.tree.load_or_recompute import ComposeOrCompute, Composing, LoadCost, Loading, LoadOrRecompute, TreeCosts
+from cachectl.tree.node_registry import NodeRegistry
 from protocol.plans import Fallback
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from cachectl.nodes.node import Node, PathDocument
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tiers.tier_manager import TierManager
-    from cachectl.tree.load_cost import LoadCost
-    from cachectl.tree.node_registry import NodeRegistry
 
 _DONORS = 16
 """How many of a document's nodes are looked at for the best donor: a popular document has thousands."""
@@ -50,28 +44,21 @@ class CachedPrefix(NamedTuple):
 
 
 class PrefixLookup:
-    """Finds cached prefixes, and knows what prefills cost.
-
-    ``registry`` has the tree's roots, and the nodes of each document. ``cost(cached, new)`` gives the seconds of a
-    prefill of so many new tokens behind so many cached ones, and ``loads`` those of a load. ``move_s`` is what moving a
-    token's KV to another position takes.
-    """
+    """Finds cached prefixes, and knows what prefills cost."""
 
     def __init__(
         self,
         registry: NodeRegistry,
         tiers: TierManager,
-        cost: Callable[[int, int], float],
-        loads: LoadCost,
-        move_s: float = 0.0,
+        costs: TreeCosts,
     ) -> None:
         self._registry = registry
         self._roots = registry.roots
         self._tiers = tiers
-        self._cost = cost
-        self._loads = loads
-        self._load_or_recompute = LoadOrRecompute(cost, loads)
-        self._compose_or_compute = ComposeOrCompute(cost, loads, move_s)
+        self._cost = costs.prefill
+        self._loads = LoadCost(costs.load, tiers.links)
+        self._load_or_recompute = LoadOrRecompute(self._cost, self._loads)
+        self._compose_or_compute = ComposeOrCompute(self._cost, self._loads, costs.move_s)
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
         """The longest prefix within an instance's own reach: each document's fastest copy. O(depth), reads only."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from cachectl.nodes.keys import path_keys
+from cachectl.tiers.tier_cache import TierCache
+from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.snapshot import NodeRecord
 from protocol.cache import RestoreResult
 from protocol.errors import InvalidRequest
 from protocol.kv import HeldNode, ResidencyReport
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from cachectl.tiers.tier_cache import TierCache
-    from cachectl.tree.knowledge_tree import KnowledgeTree
-    from cachectl.tree.snapshot import NodeRecord
 
 
 def restore(

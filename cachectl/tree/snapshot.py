@@ -6,14 +6,12 @@ controller knows. It saves that outside of its process, in records of single nod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from cachectl.nodes.node import Node
 from protocol.retrieval import Revisions, StoreRevision
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Node
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -26,7 +24,6 @@ class NodeRecord(msgspec.Struct, frozen=True):
     namespace: str
     path: tuple[str, ...]
     tokens: int
-    # Stores from before the rename have this name.
     caches: tuple[str, ...] = msgspec.field(name="places")
     accesses: int
     last_access: int
@@ -35,14 +32,11 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class DeletionRecord(msgspec.Struct, frozen=True):
-    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from.
-
-    Snapshots of earlier versions have a time in its place, which says nothing of the order.
-    """
+    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from."""
 
     content: str
     namespace: str | None
-    gone_at: StoreRevision | None = None
+    gone_at: StoreRevision
 
 
 class Snapshot(msgspec.Struct, frozen=True):

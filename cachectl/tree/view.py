@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import TYPE_CHECKING
 
+from cachectl.nodes.node import Node, NodeCache
+from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.cache import TierStats, TreeNode, TreeView
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from cachectl.nodes.node import Node, NodeCache
-    from cachectl.tree.knowledge_tree import KnowledgeTree
 
 
 def tier_stats(tree: KnowledgeTree) -> tuple[TierStats, ...]:

@@ -1,6 +1,7 @@
-"""Rows of results: quality of composed answers, compared with those of full prefills."""
+"""Rows of results: quality of composed answers, compared with those of full prefills, and how far both agree."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
@@ -8,9 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from examine.composing.tasks import Probe
-from examine.measuring.agreement import agreement
 from examine.measuring.engines import Generation
 from examine.measuring.statistics import grouped_bootstrap_interval
+from protocol.generation import TokenLogprob
 
 FULL = "full"
 """The method that composes nothing: a full prefill, done a second time."""
@@ -62,13 +63,6 @@ class ComposeRow(msgspec.Struct, frozen=True):
     prefill_speedup: float | None = None
 
 
-class ComposeResult(msgspec.Struct, frozen=True):
-    """One row for each task and way. ``complete`` is False if the run was ended before everything was measured."""
-
-    rows: list[ComposeRow]
-    complete: bool = True
-
-
 class Answered(NamedTuple):
     """What was asked about the same chunks, and the answers after full prefills and after another way to prefill."""
 
@@ -106,3 +100,34 @@ def row_of(model: str, name: str, way: Way, answered: Sequence[Answered]) -> Com
 
 def _scores(asked: Sequence[Probe], answers: Sequence[Generation]) -> list[float]:
     return [one.score(one.opening + answer.text, one.answers) for one, answer in zip(asked, answers, strict=True)]
+
+
+_LEAST_PROBABILITY = 1e-6
+"""Of a token that is not among the alternatives."""
+
+
+class Agreement(NamedTuple):
+    """How many places of two answers have the same token, and the divergence at each place that was compared."""
+
+    agreed: int
+    divergences: list[float]
+
+
+def agreement(full: Sequence[TokenLogprob], other: Sequence[TokenLogprob]) -> Agreement:
+    """Compare answers up to the first token that differs: behind it, they continue different texts."""
+    agreed, divergences = 0, []
+    for exact, found in zip(full, other, strict=False):
+        divergences.append(_divergence(exact.alternatives, found.alternatives))
+        if exact.token_id != found.token_id:
+            break
+        agreed += 1
+    return Agreement(agreed, divergences)
+
+
+def _divergence(full: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """KL of two distributions, by the logarithms of likely tokens' probabilities; all other tokens count as one."""
+    least = math.log(_LEAST_PROBABILITY)
+    pairs = [(logprob, max(least, other.get(token, least))) for token, logprob in full.items()]
+    rest = [max(_LEAST_PROBABILITY, 1 - sum(math.exp(pair[side]) for pair in pairs)) for side in (0, 1)]
+    pairs.append((math.log(rest[0]), math.log(rest[1])))
+    return max(0.0, sum(math.exp(own) * (own - its) for own, its in pairs))

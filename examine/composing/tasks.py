@@ -6,12 +6,14 @@ is asked for, over the same chunks.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, product
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from examine.composing.hidden_codes import PROJECTS, hide
+import msgspec
+
+from protocol.prompts import Prompt, Segment
 
 CHUNK_CHARACTERS = 600
 """The least length of a text that needles are hidden in, and the most that is used of it."""
@@ -19,7 +21,7 @@ CHUNK_CHARACTERS = 600
 _VALUES = 3
 """Codes of a project that has several."""
 
-_TOKENS_PER_CODE = 12
+TOKENS_PER_CODE = 12
 """Of an answer. Most models read a code of five digits as five tokens."""
 
 Score: TypeAlias = Callable[[str, Sequence[str]], float]
@@ -72,7 +74,7 @@ def needle_tasks(kind: str, texts: Sequence[str], chunks: int, seed: int) -> Ite
 
 def _multi_key(draws: random.Random, chunks: int) -> _Needles:
     names = draws.sample(PROJECTS, chunks)
-    codes = _codes(draws, len(names))
+    codes = draw_codes(draws, len(names))
     about = list(zip(names, codes, strict=True))
     return _Needles(
         [f"The access code of the {name} project is {code}" for name, code in about],
@@ -85,7 +87,7 @@ def _multi_key(draws: random.Random, chunks: int) -> _Needles:
 
 def _multi_value(draws: random.Random, chunks: int) -> _Needles:
     names = draws.sample(PROJECTS, max(2, chunks // 2))
-    codes = iter(_codes(draws, _VALUES * len(names)))
+    codes = iter(draw_codes(draws, _VALUES * len(names)))
     about = [(name, tuple(islice(codes, _VALUES))) for name in names]
     return _Needles(
         [f"One access code of the {name} project is {code}" for name, own in about for code in own],
@@ -98,7 +100,7 @@ def _multi_value(draws: random.Random, chunks: int) -> _Needles:
 
 def _two_hop(draws: random.Random, chunks: int) -> _Needles:
     projects, houses = draws.sample(PROJECTS, chunks), draws.sample(PROJECTS, chunks)
-    about = list(zip(projects, houses, _codes(draws, chunks), strict=True))
+    about = list(zip(projects, houses, draw_codes(draws, chunks), strict=True))
     return _Needles(
         [f"The {project} project is kept in the {house} house" for project, house, _ in about]
         + [f"The access code of the {house} house is {code}" for _, house, code in about],
@@ -115,7 +117,7 @@ def _two_hop(draws: random.Random, chunks: int) -> _Needles:
 
 
 def _asked(question: str, opening: str, *codes: str, hops: int = 1) -> Probe:
-    return Probe(question, opening, codes, share_found, _TOKENS_PER_CODE * len(codes) * hops)
+    return Probe(question, opening, codes, share_found, TOKENS_PER_CODE * len(codes) * hops)
 
 
 NEEDLES: Mapping[str, Callable[[random.Random, int], _Needles]] = MappingProxyType(
@@ -124,7 +126,8 @@ NEEDLES: Mapping[str, Callable[[random.Random, int], _Needles]] = MappingProxyTy
 """Kinds of needles: one of many codes, all codes of one project, and a code that two sentences lead to."""
 
 
-def _codes(draws: random.Random, count: int) -> list[str]:
+def draw_codes(draws: random.Random, count: int) -> list[str]:
+    """Return codes of five digits, all different."""
     return [str(code) for code in draws.sample(range(10_000, 100_000), count)]
 
 
@@ -143,3 +146,33 @@ def first(tasks: Iterator[Task], questions: int) -> list[Task]:
         if not questions:
             break
     return found
+
+
+_FIRST = (
+    "amber brave calm crimson daring eager fabled gentle golden hidden humble icy jolly keen lively lofty lunar mellow "
+    "misty noble olive patient proud quiet rapid rustic scarlet silent silver solemn stormy sunny tidal upright "
+    "valiant velvet vivid wandering winter wooden zealous ancient bronze coastal desert emerald"
+)
+_SECOND = (
+    "anchor arrow badger beacon bridge canyon castle comet compass condor cypress dolphin falcon forest fountain "
+    "glacier harbor heron island jaguar lantern maple meadow mirror orchard otter panther pepper pilgrim prairie "
+    "puffin raven river rocket saddle sparrow summit temple thunder tiger tulip turtle valley violin walnut willow"
+)
+
+PROJECTS = tuple(f"{first} {second}" for first, second in product(_FIRST.split(), _SECOND.split()))
+"""Names to ask for."""
+
+
+def hide(draws: random.Random, text: str, sentences: Iterable[str]) -> str:
+    """Return a text with sentences at random places in front of its last one."""
+    parts = text.split(". ")
+    for sentence in sentences:
+        parts.insert(draws.randint(0, len(parts) - 1), sentence)
+    return ". ".join(parts)
+
+
+def opened(prompt: Prompt, opening: tuple[int, ...]) -> Prompt:
+    """The prompt of a question whose answer has begun with the tokens of ``opening``."""
+    *front, question = prompt.segments
+    begun = Segment(question.kind, question.key, question.token_ids + opening)
+    return msgspec.structs.replace(prompt, segments=(*front, begun))

@@ -6,9 +6,20 @@ from typing import Protocol
 
 import structlog
 
+from cachectl.runtime.composing import GateFolder
+from examine.doctor.checks.engines import CachingEngine, ComposedReuse, HostSize, PlainEngine
+from examine.doctor.checks.exact_answers import ExactAnswers
+from examine.doctor.checks.failing_load import FailingLoad
+from examine.doctor.checks.first_tokens import Bandwidths, FirstTokens
+from examine.doctor.checks.machine import Instructions, OtherWork, Preloads
+from examine.doctor.checks.model import Model
+from examine.doctor.checks.object_store import ObjectStore
+from examine.doctor.checks.restart import Restart
+from examine.doctor.checks.space import Disk, HostMemory, Memory
+from examine.doctor.checks.versions import InstalledPackages, Versions
 from examine.doctor.context import Context
 from examine.doctor.outcome import CheckResult, Diagnosis, Outcome, Status
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import RagtreeError
 
 log = structlog.get_logger(__name__)
@@ -67,3 +78,27 @@ class Examination:
             # Whatever one check stumbles over, the others have something to say.
             log.exception("check_failed", check=check.name)
             return Outcome.failed(f"{type(error).__name__}: {error}")
+
+
+def standard_checks(gates: GateFolder) -> list[Check]:
+    """Return them. Those that start engines follow those that only look."""
+    return [
+        Versions(InstalledPackages()),
+        OtherWork(),
+        Instructions(),
+        Preloads(),
+        HostMemory(),
+        Disk(),
+        ObjectStore(),
+        Model(),
+        Memory(),
+        PlainEngine(),
+        CachingEngine(),
+        HostSize(),
+        ComposedReuse(gates),
+        ExactAnswers(),
+        FailingLoad(),
+        FirstTokens(),
+        Bandwidths(),
+        Restart(),
+    ]

@@ -1,8 +1,9 @@
 """Where a doctor works: temporary folders beside the user's own places for KV, and processes that end with it."""
 
 import atexit
+import fcntl
 import os
-import signal
+import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +11,11 @@ from types import TracebackType
 
 import psutil
 
-from examine.doctor.engine_log import EngineLog
-from examine.doctor.work_folder import WorkFolder
+from examine.doctor.engine_slot import EngineLog
+from examine.signals import undisturbed_by_signals
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDS_BY_ITSELF = "resource_tracker"
 _RANKS = "vllm_dist_"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # nosec B108  # only what was named after our files is deleted
@@ -63,17 +63,13 @@ class Workplace:
 
     def close(self) -> None:
         """End child processes and delete the folders. Idempotent."""
-        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
-        try:
+        with undisturbed_by_signals():
             self._end_children()
             self._free_shared_memory()
             while self._folders:
                 self._folders.pop().remove()
             self._restore()
             atexit.unregister(self.close)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
     def _open(self) -> None:
         try:
@@ -136,3 +132,49 @@ def _ends_by_itself(child: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return any(_ENDS_BY_ITSELF in part for part in child.cmdline())
     return True
+
+
+_PREFIX = "ragtree-doctor-"
+
+
+class WorkFolder:
+    """A new folder at ``path`` below ``parent``, which its process holds locked until ``remove``.
+
+    The kernel releases the lock with the process, so a folder that is not locked is a leftover of a killed one. Such
+    folders of the same user are deleted first. Raises OSError if the folder cannot be made.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        _sweep(parent)
+        self.path, self._descriptor = _made(parent)
+
+    def remove(self) -> None:
+        """Delete the folder with all that is in it. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another process may have taken it for a leftover before it was locked.
+            if path.exists():
+                return path, descriptor
+            os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -77,9 +77,12 @@ def answer_to(ask: Ask, body: dict[str, Any]) -> Answer:
         if kind == "output_text.delta" and first is None:
             first = time.perf_counter()
         if kind == "query.completed":
-            return _answer(event, _ms(began, first), (time.perf_counter() - began) * 1000)
+            ttft_ms = None if first is None else (first - began) * 1000
+            return _answer(event, ttft_ms, (time.perf_counter() - began) * 1000)
         if kind == "query.failed":
-            raise NoAnswer(_reason(event.get("error")))
+            error = event.get("error")
+            message = error.get("message") if isinstance(error, dict) else None
+            raise NoAnswer(str(message or "the query failed"))
         if kind == "query.incomplete":
             raise NoAnswer(f"the answer is not complete: {event.get('reason')}")
     raise NoAnswer("the stream ended early")
@@ -104,12 +107,3 @@ def _answer(event: Mapping[str, Any], ttft_ms: float | None, total_ms: float) ->
         cached_tokens=reply.usage.prompt_tokens_details.cached_tokens,
         composed_tokens=reply.usage.prompt_tokens_details.composed_tokens,
     )
-
-
-def _ms(began: float, first: float | None) -> float | None:
-    return None if first is None else (first - began) * 1000
-
-
-def _reason(error: object) -> str:
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message or "the query failed")

@@ -1,17 +1,18 @@
 """An evaluation: every question asked, scored and kept, and the report on what was measured so far."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from examine.evaluation.asking import Asker, Mode, Row
 from examine.evaluation.question_file import NumberedQuestion
 from examine.evaluation.summary import Mean, ModeSummary, differences, summarise
-from examine.measuring.progress import Progress
-from examine.report_folder import ReportFolder
+from examine.measuring import Progress
+from protocol.errors import ConfigError
 from protocol.plans import Reuse
 
-REPORT, ANSWERS, PICTURE = "report.json", "answers.jsonl", "evaluation.png"
+REPORT, REPORT_TEXT, ANSWERS, PICTURE = "report.json", "report.md", "answers.jsonl", "evaluation.png"
 
 EXACT = Mode("exact", Reuse.EXACT)
 COMPOSED = Mode("composed", Reuse.COMPOSED)
@@ -67,6 +68,31 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
     def answered(self) -> int:
         """How many answers there were, in all modes."""
         return sum(mode.answered for mode in self.modes.values())
+
+
+class ReportFolder:
+    """The folder ``path``, which is made if it does not exist.
+
+    ``option`` names it on the command line. Raises ConfigError if it holds anything already, because that would mix two
+    reports, or cannot be made.
+    """
+
+    def __init__(self, path: Path, option: str) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            occupied = any(path.iterdir())
+        except OSError as error:
+            raise ConfigError(f"the report's folder {path} cannot be made: {error.strerror}", option) from error
+        if occupied:
+            raise ConfigError(f"the folder {path} is not empty: name a new one with --{option}", option)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file in one step, so that there is always a complete one. Raises OSError."""
+        file = self.path / name
+        temporary = file.with_name(f"{name}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(file)
 
 
 class Evaluation:

@@ -1,12 +1,14 @@
 """A user's file of questions."""
 
+import gzip
+import zlib
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import msgspec
 
-from examine.measuring.json_lines import JsonLines
 from protocol.errors import ConfigError
 
 _MOST_FAULTS = 10
@@ -41,14 +43,13 @@ class NumberedQuestion(NamedTuple):
 
 
 def read_questions(file: Path, limit: int | None = None) -> list[NumberedQuestion]:
-    """Read a file of JSON lines, plain or gzipped; the first ``limit`` questions if it is given.
+    """Read a file of JSON lines; the first ``limit`` questions if it is given.
 
     All lines are checked. Raises ConfigError with the first faulty lines, or if the file has no question.
     """
     decoder = msgspec.json.Decoder(AskedQuestion)
-    lines = JsonLines(file, AskedQuestion)
     questions, faults = [], []
-    for number, line in lines.lines():
+    for number, line in numbered_lines(file):
         try:
             questions.append(NumberedQuestion(number, decoder.decode(line)))
         # Invalid UTF-8 raises UnicodeDecodeError, which is not one of msgspec's errors.
@@ -61,3 +62,21 @@ def read_questions(file: Path, limit: int | None = None) -> list[NumberedQuestio
     if not questions:
         raise ConfigError(f"{file} has no question", param="dataset")
     return list(islice(questions, limit))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not blank, with its number from 1, of a file that may be gzipped.
+
+    Raises ConfigError with the file and the line if it cannot be read.
+    """
+    number = 0
+    try:
+        with path.open("rb") as file:
+            gzipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            lines = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if gzipped else file
+            for number, line in enumerate(lines, start=1):
+                if not line.isspace():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path}, line {number + 1}: cannot be read: {error}") from error

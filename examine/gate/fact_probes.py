@@ -1,19 +1,15 @@
 """Questions about made-up facts, which stand in prompts as the paths of a graph."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from examine.composing.hidden_codes import PROJECTS
-from examine.composing.tasks import Probe, share_found
+from examine.composing.tasks import PROJECTS, TOKENS_PER_CODE, Probe, draw_codes, share_found
 from protocol.graph import Path, Source
 
 _PROJECTS = 8
 """Root entities of a prompt. All have the same kinds of facts, so an answer is right only if it is of the right one."""
-
-_CODE_TOKENS = 12
-"""Of an answer. Most models read a code of five digits as five tokens."""
 
 _CITIES = (
     *("Aarhus", "Bergen", "Cadiz", "Delft", "Espoo", "Faro"),
@@ -39,7 +35,7 @@ def fact_tasks(kind: str, seed: int) -> Iterator[FactTask]:
 
 def _one_hop(draws: random.Random) -> FactTask:
     projects = [f"the {name} project" for name in draws.sample(PROJECTS, _PROJECTS)]
-    codes = _codes(draws, _PROJECTS)
+    codes = draw_codes(draws, _PROJECTS)
     paths: list[Path] = []
     for project, code in zip(projects, codes, strict=True):
         own = [
@@ -58,7 +54,7 @@ def _one_hop(draws: random.Random) -> FactTask:
 def _two_hop(draws: random.Random) -> FactTask:
     projects = [f"the {name} project" for name in draws.sample(PROJECTS, _PROJECTS)]
     houses = [f"the {name} house" for name in draws.sample(PROJECTS, _PROJECTS)]
-    codes = _codes(draws, _PROJECTS)
+    codes = draw_codes(draws, _PROJECTS)
     paths: list[Path] = []
     for project, house, code in zip(projects, houses, codes, strict=True):
         own = [
@@ -85,13 +81,9 @@ FACTS: Mapping[str, Callable[[random.Random], FactTask]] = MappingProxyType(
 
 
 def _asked(question: str, opening: str, code: str) -> Probe:
-    return Probe(question, opening, (code,), share_found, _CODE_TOKENS)
+    return Probe(question, opening, (code,), share_found, TOKENS_PER_CODE)
 
 
 def _path(*parts: str) -> Path:
     relations = parts[1::2]
     return Path(parts[::2], relations, (_SOURCE,) * len(relations), 1.0)
-
-
-def _codes(draws: random.Random, count: int) -> Sequence[str]:
-    return [str(code) for code in draws.sample(range(10_000, 100_000), count)]

@@ -2,33 +2,22 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from examine.measuring.kv_paths import INSTANCE
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import EngineDied
-from protocol.generation import FinishReason, PrefillResult, Sampling, TokenLogprob
+from protocol.generation import FinishReason, GenerationStep, PrefillResult, Sampling, TokenLogprob
 from protocol.kv import LostCopy
 from protocol.parts import Generator
 from protocol.plans import PrefillPlan
-
-INSTANCE = "generator"
-"""An engine's name in plans, unless it has another one."""
-
-_BLOCK = 32
-"""Tokens per block if the size of the KV cache is given."""
-
-
-def kv_cache_of(tokens: int) -> dict[str, int]:
-    """Return vLLM's arguments for a KV cache of ``tokens`` tokens, in whole blocks."""
-    return {"block_size": _BLOCK, "num_gpu_blocks_override": tokens // _BLOCK}
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -56,8 +45,7 @@ async def generate(
     began = time.perf_counter()
     first_s: float | None = None
     prefill: PrefillResult | None = None
-    unwritten: tuple[LostCopy, ...] | None = None
-    finish_reason: FinishReason | None = None
+    last: GenerationStep | None = None
     text = ""
     tokens = 0
     chosen: list[TokenLogprob] = []
@@ -71,106 +59,61 @@ async def generate(
             text += step.text
             tokens += step.tokens
             chosen += step.logprobs
-            unwritten = step.unwritten
-            finish_reason = step.finish_reason
-    if first_s is None or prefill is None:
+            last = step
+    if first_s is None or prefill is None or last is None:
         raise EngineDied("the stream ended without a token")
-    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, unwritten, finish_reason)
+    return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, last.unwritten, last.finish_reason)
 
 
 class EngineMaker:
     """Makes engines of one model with the same flags, each with its own way to keep KV.
 
-    Unless stated otherwise, only one engine works at a time, so each gets all cores, whatever the settings reserve for
-    the rest of the stack; ``threads`` limits them. ``at_once`` engines share the GPU memory that the settings give to
-    one. ``kv_tokens`` fixes the size of each KV cache, so that it does not depend on the machine or the dtype; by
-    default it is what fits.
+    Only one of them works at a time, so each gets all cores, whatever the settings reserve for the rest of the stack;
+    ``threads`` limits them.
     """
 
-    def __init__(
-        self,
-        settings: GeneratorSettings,
-        models: ModelStore,
-        at_once: int = 1,
-        kv_tokens: int | None = None,
-        threads: int | None = None,
-    ) -> None:
-        cache = kv_cache_of(kv_tokens) if kv_tokens is not None else {}
-        longest = settings.max_model_len if kv_tokens is None else min(settings.max_model_len, kv_tokens - _BLOCK)
-        self._settings = settings.model_copy(
-            update={
-                # vLLM refuses to serve prompts that its KV cache could not hold. One block of it stays empty.
-                "max_model_len": longest,
-                "cpu_threads": threads or len(os.sched_getaffinity(0)),
-                "engine_args": {
-                    **settings.engine_args,
-                    "gpu_memory_utilization": settings.gpu_memory_utilization / at_once,
-                    **cache,
-                },
-            }
-        )
+    def __init__(self, settings: GeneratorSettings, models: ModelStore, threads: int | None = None) -> None:
+        self._settings = settings.model_copy(update={"cpu_threads": threads or len(os.sched_getaffinity(0))})
         self._models = models
-
-    def threads(self, at_work: int = 1) -> int:
-        """Threads of an engine, by the number of engines that work at the same time."""
-        return max(1, self._settings.cpu_threads // at_work)
 
     def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401
         """How our engines keep KV; ``kv`` overrides the settings. Never in the object store that a stack uses."""
         return self._settings.kv.model_copy(update={"object_store": None, **kv})
 
     @asynccontextmanager
-    async def plain(
-        self,
-        prefix_caching: bool = True,
-        engine_args: Mapping[str, Any] = MappingProxyType({}),
-        kv_tokens: int | None = None,
-    ) -> AsyncGenerator[VllmEngine]:
-        """Run vLLM without the connector, with or without its own prefix cache.
-
-        ``engine_args`` are vLLM's own. ``kv_tokens`` is the size of its KV cache, if not that of the other engines.
-        """
-        cache = kv_cache_of(kv_tokens) if kv_tokens is not None else {}
-        arguments = {"enable_prefix_caching": prefix_caching, **cache, **engine_args}
-        async with self._running(KvSettings(enabled=False), arguments) as engine:
+    async def plain(self) -> AsyncGenerator[VllmEngine]:
+        """Run vLLM without the connector, with its own prefix cache."""
+        async with self._running(self._settings, KvSettings(enabled=False)) as engine:
             yield engine
 
     @asynccontextmanager
-    async def caching(
-        self,
-        folder: Path,
-        *,
-        instance: str = INSTANCE,
-        keep_host: bool = False,
-        at_work: int = 1,
-        engine_args: Mapping[str, Any] = MappingProxyType({}),
-        **kv: Any,  # noqa: ANN401
-    ) -> AsyncGenerator[VllmEngine]:
-        """Run the stack's engine as ``instance``. Its disk tier is in ``folder``; ``kv`` overrides ``KvSettings``.
+    async def caching(self, folder: Path, *, keep_host: bool = False, **kv: Any) -> AsyncGenerator[VllmEngine]:  # noqa: ANN401
+        """Run the stack's engine. Its disk tier is in ``folder``; ``kv`` overrides ``KvSettings``.
 
-        ``engine_args`` are vLLM's own. ``keep_host`` keeps the host memory for the next engine on this folder.
-        ``at_work`` such engines work at the same time, and share the cores.
+        ``keep_host`` keeps the host memory for the next engine on this folder.
         """
-        settings = self.kv_settings(disk_dir=folder, **kv)
+        async with self._caching(
+            self._settings, INSTANCE, self.kv_settings(disk_dir=folder, **kv), keep_host
+        ) as engine:
+            yield engine
+
+    @asynccontextmanager
+    async def _caching(
+        self, settings: GeneratorSettings, instance: str, kv: KvSettings, keep_host: bool
+    ) -> AsyncGenerator[VllmEngine]:
         try:
-            async with self._running(settings, engine_args, instance, at_work) as engine:
+            async with self._running(settings, kv, instance) as engine:
                 yield engine
         finally:
             if not keep_host:
-                settings.discard_host_memory()
+                kv.discard_host_memory()
 
     @asynccontextmanager
     async def _running(
-        self, kv: KvSettings, arguments: Mapping[str, Any], instance: str = INSTANCE, at_work: int = 1
+        self, settings: GeneratorSettings, kv: KvSettings, instance: str = INSTANCE
     ) -> AsyncGenerator[VllmEngine]:
-        settings = self._settings.model_copy(
-            update={
-                "kv": self._models.with_auxiliary(kv),
-                "cpu_threads": self.threads(at_work),
-                "engine_args": {**self._settings.engine_args, **arguments},
-            }
-        )
-        engine = VllmEngine(settings, self._models.resolve(settings.model), instance)
+        own = settings.model_copy(update={"kv": self._models.with_auxiliary(kv)})
+        engine = VllmEngine(own, self._models.resolve(settings.model), instance)
         await engine.start()
         try:
             yield engine

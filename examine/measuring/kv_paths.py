@@ -12,6 +12,8 @@ from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
 
 INSTANCE = "generator"
+"""An engine's name in plans, unless it has another one."""
+
 QUESTION_TOKENS = 21
 # Stamps must rise over all allocations.
 _STAMPS = count(1)

@@ -1,7 +1,7 @@
 """Rounds of measurements: the same question with its prompt's KV in each tier, and bandwidths to compare with."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from uuid import uuid4
@@ -9,7 +9,6 @@ from uuid import uuid4
 import numpy as np
 
 from examine.measuring.engines import Generation, generate
-from examine.measuring.file_cache import evict_from_file_cache
 from examine.measuring.kv_paths import KvPath, random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
@@ -41,22 +40,22 @@ async def plain_round(plain: VllmEngine, path: KvPath) -> dict[str, Generation]:
 
 
 async def caching_round(
-    caching: VllmEngine, path: KvPath, tiers: Sequence[Tier], cold: Path | None = None
+    caching: VllmEngine, path: KvPath, tiers: Sequence[Tier], cool: Callable[[], bool] | None = None
 ) -> dict[str, Generation]:
     """Return a question by where its prefix's KV was: nowhere (``miss``), in the engine, then in each of ``tiers``.
 
-    ``tiers`` are those below the engine, the fastest first. If ``cold`` is the engine's folder on disk, there is also a
-    question whose prefix is in files that the operating system does not have in memory (``disk cold``), unless the file
-    system has them there in any case. Raises InternalError if a tier did not have all KV.
+    ``tiers`` are those below the engine, the fastest first. If ``cool`` takes the engine's
+    files out of the operating system's memory, there is also a question whose prefix is on the disk alone (``disk
+    cold``); it returns whether that worked. Raises InternalError if a tier did not have all KV.
     """
     took = {"miss": await _saving(caching, path, tiers[0] if tiers else Tier.GPU)}
     took[Tier.GPU] = _checked(await _median_of(caching, path, Tier.GPU), path, Tier.GPU)
     source = Tier.GPU
     for tier in tiers:
         await move(caching, path, source, tier)
-        if tier is Tier.DISK and cold is not None and evict_from_file_cache(cold):
+        if tier is Tier.DISK and cool is not None and cool():
             took[DISK_COLD] = await _loaded(caching, path, tier)
-            await _forget_blocks(caching, path)
+            await forget(caching, path, (Tier.GPU,))
         took[tier] = await _loaded(caching, path, tier)
         source = tier
     await carried_out(caching, Orders(path.moves(source, None)))
@@ -66,7 +65,7 @@ async def caching_round(
 async def move(engine: Generator, path: KvPath, source: Tier, target: Tier) -> None:
     """Move a path's KV from one tier to another, and leave it in no other one, nor in vLLM's own prefix cache."""
     await carried_out(engine, Orders(path.moves(source, target)))
-    await _forget_blocks(engine, path, path.moves(Tier.GPU, None) if source is not Tier.GPU else ())
+    await forget(engine, path, (Tier.GPU,), path.moves(Tier.GPU, None) if source is not Tier.GPU else ())
 
 
 async def carried_out(engine: Generator, orders: Orders) -> None:
@@ -74,6 +73,13 @@ async def carried_out(engine: Generator, orders: Orders) -> None:
     lost = await engine.carry_out(orders)
     if lost:
         raise InternalError(f"{len(lost)} copies could not be made, the first in {lost[0].tier}")
+
+
+async def forget(
+    engine: Generator, path: KvPath, tiers: tuple[Tier, ...] = tuple(Tier), moves: tuple[Move, ...] = ()
+) -> None:
+    """Delete a path's KV from these tiers, after ``moves``: with the GPU, from vLLM's own prefix cache, too."""
+    await carried_out(engine, Orders(moves, ((path.namespace, path.segments[0].key),), tiers=tiers))
 
 
 def copy_rate(size: int) -> float:
@@ -120,12 +126,6 @@ async def _saving(engine: VllmEngine, path: KvPath, tier: Tier) -> Generation:
         await carried_out(engine, Orders(path.moves(tier, None)))
         await generate(engine, _new(path, "again", None, Tier.GPU), Sampling(1))
     return came
-
-
-async def _forget_blocks(engine: Generator, path: KvPath, moves: tuple[Move, ...] = ()) -> None:
-    """Delete a path from the engine's blocks and from vLLM's own prefix cache, and from no other tier."""
-    forget = ((path.namespace, path.segments[0].key),)
-    await carried_out(engine, Orders(moves, forget, tiers=(Tier.GPU,)))
 
 
 def _new(path: KvPath, question: str, source: Tier | None, kept: Tier | None) -> PrefillPlan:

@@ -1,18 +1,30 @@
-"""An engine's attention layers: their keys and values in the KV cache and in pages, and their rotation."""
+"""An engine's attention layers: their keys and values in the KV cache and in pages, and their rotation.
+
+The attention backend keeps keys and values in any order. Rotation moves keys to other positions (RoPE: Su et al. 2021,
+section 3.2).
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from vllm import _custom_ops as kernels
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.platforms import current_platform
 
-from generator.composing.codec import LayerCodec, LayerKv, Tokens
-from generator.composing.rotation import Rotation
+from generator.connector.blocks.layout_map import KvShape, axes_of
 from generator.connector.blocks.paged_blocks import LayerPlaces
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
+Tokens: TypeAlias = slice | torch.Tensor
+"""Which tokens of blocks are read, counted from the first block's first one."""
+MOST_ERROR = 0.03
+"""Of a rotation that is right. Rounding to bfloat16 makes 0.01, a wrong rotation more than 1."""
 _ROTATIONS = frozenset(
     {
         "RotaryEmbedding",
@@ -23,6 +35,104 @@ _ROTATIONS = frozenset(
     }
 )
 """vLLM's rotary embeddings that turn a key by an angle in proportion to its position."""
+
+
+class LayerKv(NamedTuple):
+    """A layer's ``keys`` [tokens, heads, key_dim] and ``values`` [tokens, heads, value_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class LayerCodec:
+    """Decodes a layer's blocks, whose keys and values have ``shape``.
+
+    ``elements`` are the places of a block's numbers, counted in elements: all keys, then all values, both in C order.
+    The engine's blocks have learnt them from the attention backend.
+    """
+
+    def __init__(self, shape: KvShape, elements: NDArray[np.uint32], device: torch.device) -> None:
+        keys = elements[: shape.keys].reshape(shape.tokens, shape.heads, shape.key_dim)
+        values = elements[shape.keys :].reshape(shape.tokens, shape.heads, shape.value_dim)
+        self._keys = _Part(keys, device)
+        self._values = _Part(values, device)
+
+    def decode(self, blocks: torch.Tensor, tokens: Tokens) -> LayerKv:
+        """The keys and values of ``tokens`` out of ``blocks`` [blocks, elements]."""
+        return LayerKv(self._keys.read(blocks, tokens), self._values.read(blocks, tokens))
+
+    def keys(self, blocks: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """Only the keys, as ``decode`` gives them."""
+        return self._keys.read(blocks, tokens)
+
+
+class _Part:
+    """Reads a block's keys, or its values, whose numbers lie at ``elements`` [tokens, heads, dims]."""
+
+    def __init__(self, elements: NDArray[np.uint32], device: torch.device) -> None:
+        self._shape = elements.shape
+        places = elements.astype(np.int64)
+        self._axes = axes_of(places)
+        self._places = torch.from_numpy(places.reshape(-1)).to(device) if self._axes is None else None
+
+    def read(self, blocks: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The numbers of ``tokens`` of ``blocks`` [blocks, elements], shape [tokens, heads, dims]."""
+        if self._axes is None:
+            assert self._places is not None
+            numbers = blocks.index_select(1, self._places)
+        else:
+            first, sizes, strides = self._axes
+            numbers = blocks.as_strided(
+                (len(blocks), *sizes), (blocks.stride(0), *strides), int(blocks.storage_offset()) + first
+            )
+        of_all = numbers.reshape(-1, *self._shape[1:])
+        # On a CPU, indexing with a tensor takes several times as long.
+        return of_all[tokens] if isinstance(tokens, slice) else of_all.index_select(0, tokens)
+
+
+class Rotation:
+    """Rotates keys by whole numbers of positions.
+
+    A key at position p is the unrotated key turned by the angle p f in each pair of dimensions, f being the pair's
+    frequency. So turning it by d f moves it to position p + d. ``cos_sin`` [positions, rotary_dim] has the cosines and
+    sines of each position's angles, and row d those that move a key by d. The first ``rotary_dim`` dimensions of a
+    key are turned. The two of a pair lie half of that apart (``neox``), or side by side.
+    """
+
+    def __init__(self, cos_sin: torch.Tensor, neox: bool) -> None:
+        # Some variants (YaRN) also scale keys. They are scaled once, where they are computed.
+        cos, sin = cos_sin.float().chunk(2, dim=-1)
+        scale = torch.hypot(cos[:1], sin[:1])
+        cos, sin = cos / scale, sin / scale
+        backwards, forwards = torch.cat([cos, -sin], -1), torch.cat([cos, sin], -1)
+        self._cos_sin = torch.cat([backwards.flip(0), forwards[1:]])
+        self._still = len(cos) - 1
+        self._neox = neox
+
+    def moved(self, keys: torch.Tensor, by: int | torch.Tensor) -> torch.Tensor:
+        """``keys`` [tokens, heads, key_dim], moved by this many positions, forwards or backwards.
+
+        If ``by`` is a tensor [tokens], it has a number for each token.
+        """
+        if isinstance(by, int):
+            if by == 0:
+                return keys
+            by = torch.full((len(keys),), by, device=keys.device)
+        # vLLM's own kernel takes a seventh of the time that a product with a matrix does. It works in place.
+        moved = keys.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        rows, width = by + self._still, keys.shape[-1]
+        if keys.device.type == current_platform.device_type:
+            kernels.rotary_embedding(rows, moved.flatten(1), None, width, self._cos_sin, self._neox)
+        else:
+            # The auxiliary model's keys beside an engine on a GPU, whose vLLM has no kernel for a CPU.
+            turned = self._cos_sin.shape[-1]
+            moved, _ = RotaryEmbedding.forward_static(rows, moved, None, width, turned, self._cos_sin, self._neox)
+        return moved.to(keys.dtype)
+
+    def error(self, keys: torch.Tensor, by: int, expected: torch.Tensor) -> float:
+        """How far ``keys``, moved by this many positions, are from those ``expected``, relative to their length."""
+        there = expected.float()
+        return float((self.moved(keys, by).float() - there).norm() / there.norm())
 
 
 class AttentionLayer:

@@ -5,14 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 
-from generator.composing.attention_layers import AttentionLayer, attention_layers
-from generator.composing.composer import Composer
-from generator.composing.dependency.branch_cache import BranchCache
-from generator.composing.dependency.token_kv import TokenKv
+from generator.composing.attention_layers import MOST_ERROR, AttentionLayer, attention_layers
+from generator.composing.composer import Composer, Deviation
+from generator.composing.dependency.branch_cache import BranchCache, TokenKv
 from generator.composing.dependency.tree_composer import TreeComposer
-from generator.composing.deviation import Deviation
 from generator.composing.partial_forward import PartialForward
-from generator.composing.rotation import MOST_ERROR
 from generator.composing.selection.added import EngineParts, added_selectors
 from generator.composing.selection.base import Selector
 from generator.composing.selection.nothing import Nothing

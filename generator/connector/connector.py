@@ -12,13 +12,12 @@ import structlog
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
+from generator.connector.engine_process import STEP_FILE, StepRecord, end_with_parent, exit_without_collecting
 from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
-from generator.connector.step_record import STEP_FILE, StepRecord
 from generator.connector.worker_connector import WorkerConnector
-from generator.process_end import end_with_parent, exit_without_collecting
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from protocol.dependency import DependencyTrees
-from protocol.kv import KvMemory, LostCopy, Move, Orders, PeerRead, ResidencyReport
-from protocol.plans import PlannedNode, PrefillPlan, Recompute
+from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
+from protocol.plans import PrefillPlan
+from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
 PARAMETER = "ragtree"
@@ -14,61 +14,24 @@ PARAMETER = "ragtree"
 
 
 class RequestMessage(msgspec.Struct, frozen=True):
-    """What one request carries to the connector: a plan (``plan``), or orders outside of any plan.
+    """What one request carries to the connector: a ``plan``, or ``orders`` outside of any plan.
 
-    ``name`` identifies the request in reports. ``path`` lists the content hashes of the documents at the start of the
-    prompt; ``nodes`` are the first of them, as planned. If the request is ``speculative``, nodes that it computes are
-    kept even when it ends before its first token. With ``recompute``, nodes with a donor are composed. ``trees`` stand
-    behind the nodes, if there are any. ``forget`` lists documents to delete, as namespace and content hash;
-    ``everything`` deletes all KV of the namespaces that end with ``of``; either of them in ``tiers``, and with them
-    what composing keeps. ``inquire`` asks what all tiers hold.
+    ``name`` identifies the request in reports. The plan comes without its prompt, which is the request's own. ``path``
+    lists the content hashes of the documents at the start of the prompt; the plan's nodes are the first of them.
+    ``inquire`` asks what all tiers hold.
     """
 
     name: str
-    plan: bool = True
-    namespace: str = ""
+    plan: PrefillPlan | None = None
     path: tuple[str, ...] = ()
-    nodes: tuple[PlannedNode, ...] = ()
-    moves: tuple[Move, ...] = ()
-    spare: tuple[str, ...] = ()
-    forget: tuple[tuple[str, str], ...] = ()
-    everything: bool = False
-    tiers: tuple[Tier, ...] = tuple(Tier)
-    of: str = ""
+    orders: Orders = Orders()
     inquire: bool = False
-    speculative: bool = False
-    recompute: Recompute | None = None
-    trees: DependencyTrees | None = None
 
     @classmethod
     def of_plan(cls, plan: PrefillPlan) -> "RequestMessage":
         """The part of a plan that the engine executes."""
         path = tuple(segment.key for segment in plan.prompt.prefix)
-        return cls(
-            plan.query_id,
-            namespace=plan.namespace,
-            path=path,
-            nodes=plan.nodes,
-            moves=plan.moves,
-            spare=plan.spare,
-            speculative=plan.speculative,
-            recompute=plan.recompute,
-            trees=plan.trees,
-        )
-
-    @classmethod
-    def of_orders(cls, name: str, orders: Orders, inquire: bool = False) -> "RequestMessage":
-        """Orders outside of any plan."""
-        return cls(
-            name,
-            plan=False,
-            moves=orders.moves,
-            forget=orders.forget,
-            everything=orders.everything,
-            tiers=orders.tiers,
-            of=orders.of,
-            inquire=inquire,
-        )
+        return cls(plan.query_id, msgspec.structs.replace(plan, prompt=Prompt(()), first=None), path)
 
     def as_parameters(self) -> dict[str, Any]:
         """The ``kv_transfer_params`` that carry this message into the engine."""

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -15,6 +15,8 @@ from protocol.kv import KvMemory, LostCopy, ResidencyReport
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+T = TypeVar("T")
 
 
 class ReportRouter:
@@ -38,28 +40,16 @@ class ReportRouter:
             self._memory = asyncio.get_running_loop().create_future()
         return self._memory
 
-    @contextmanager
-    def prefilled(self, name: str) -> "Iterator[asyncio.Future[Prefilled]]":
+    def prefilled(self, name: str) -> "AbstractContextManager[asyncio.Future[Prefilled]]":
         """The prefill of a request, reported at about the time of its first token, if that is within the block."""
-        future: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
-        self._prefilled[name] = future
-        try:
-            yield future
-        finally:
-            del self._prefilled[name]
+        return _expected(self._prefilled, name)
 
-    @contextmanager
-    def written(self, name: str) -> "Iterator[asyncio.Future[tuple[LostCopy, ...]]]":
+    def written(self, name: str) -> "AbstractContextManager[asyncio.Future[tuple[LostCopy, ...]]]":
         """The copies below the GPU that a plan was to write and could not, once it writes no more.
 
         Nothing is reported of a plan that writes none.
         """
-        future: asyncio.Future[tuple[LostCopy, ...]] = asyncio.get_running_loop().create_future()
-        self._written[name] = future
-        try:
-            yield future
-        finally:
-            del self._written[name]
+        return _expected(self._written, name)
 
     def carried_out(self, name: str) -> "asyncio.Future[tuple[LostCopy, ...]]":
         """The end of the orders outside of plans with this name, and the copies they should have made and did not.
@@ -124,6 +114,16 @@ class ReportLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is untyped her
 
     def log_engine_initialized(self) -> None:
         """Log nothing; vLLM requires the method."""
+
+
+@contextmanager
+def _expected(futures: "dict[str, asyncio.Future[T]]", name: str) -> "Iterator[asyncio.Future[T]]":
+    """A future under this name within the block."""
+    futures[name] = asyncio.get_running_loop().create_future()
+    try:
+        yield futures[name]
+    finally:
+        del futures[name]
 
 
 def _set_result(future: "asyncio.Future[Any] | None", result: object) -> None:

@@ -11,8 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from generator.tiers.base import TierContents
 from protocol.dependency import DependencyTrees
-from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerCopy, PeerRead
-from protocol.plans import Recompute
+from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerRead
+from protocol.plans import Donor, PlannedNode, Recompute
 from protocol.tiers import Tier
 
 
@@ -24,50 +24,47 @@ class BlockCopy:
     target: int
 
 
+def copy_of(source: PlannedNode | Donor) -> LostCopy | None:
+    """The copy that a plan reads, as it is reported if it is not there; None for what it computes or composes."""
+    if source.peer is not None:
+        return LostCopy(source.key, source.peer.tier, source.peer.location)
+    return LostCopy(source.key, source.source) if source.source is not None else None
+
+
 @dataclass(frozen=True)
-class Piece:
-    """Consecutive pages of one node in a tier below the GPU, to copy into an engine's blocks.
+class _Read:
+    """A copy to read, which the plan names: in a tier here below the GPU, or in a peer's."""
 
-    The node's pages ``first``, ``first`` + 1, ... go into ``blocks``. ``pages`` locate the node in host memory. If
-    there is a ``peer``, it is read from that one's tier.
-    """
+    source: PlannedNode | Donor
 
-    key: str
-    tier: Tier
+    @property
+    def copy(self) -> LostCopy:
+        """The copy that is read, as it is reported if it is not there."""
+        copy = copy_of(self.source)
+        assert copy is not None, "the plan reads no copy"
+        return copy
+
+
+@dataclass(frozen=True)
+class Piece(_Read):
+    """Consecutive pages of one node: ``first``, ``first`` + 1, ... go into an engine's ``blocks``."""
+
     first: int
     blocks: tuple[int, ...]
-    pages: Pages | None = None
-    peer: PeerCopy | None = None
-
-    @property
-    def copy(self) -> LostCopy:
-        """The copy that is read, as it is reported if it is not there."""
-        return LostCopy(self.key, self.tier, self.peer.location if self.peer is not None else "")
 
 
 @dataclass(frozen=True)
-class DonorPages:
-    """All pages of a donor, to read out of ``tier``. Its tokens go to the positions from ``start`` up to ``end``.
+class DonorPages(_Read):
+    """All pages of a donor. Its tokens go to the positions from ``start`` up to ``end``.
 
-    ``content`` is its document: the namespace, and the content hash there. The first token has the position
-    ``prefix_tokens`` in the donor's own path. ``pages`` locate the donor in host memory, and ``blocks`` hold it if the
-    tier is the GPU. If there is a ``peer``, it is read from that one's tier.
+    ``content`` is its document: the namespace, and the content hash there. ``blocks`` hold it if its tier is the GPU.
     """
 
-    key: str
+    source: Donor
     content: tuple[str, str]
-    tier: Tier
-    prefix_tokens: int
     start: int
     end: int
-    pages: Pages | None = None
     blocks: tuple[int, ...] = ()
-    peer: PeerCopy | None = None
-
-    @property
-    def copy(self) -> LostCopy:
-        """The copy that is read, as it is reported if it is not there."""
-        return LostCopy(self.key, self.tier, self.peer.location if self.peer is not None else "")
 
 
 @dataclass(frozen=True)
@@ -93,10 +90,10 @@ class Load:
         """What is read at this location, with all copies, and what is read at each other one."""
         near = replace(
             self,
-            pieces=tuple(piece for piece in self.pieces if piece.peer is None),
-            donors=tuple(donor for donor in self.donors if donor.peer is None),
+            pieces=tuple(piece for piece in self.pieces if piece.source.peer is None),
+            donors=tuple(donor for donor in self.donors if donor.source.peer is None),
         )
-        peers = [piece.peer for piece in self.pieces] + [donor.peer for donor in self.donors]
+        peers = [read.source.peer for read in (*self.pieces, *self.donors)]
         far = [
             replace(
                 self,
@@ -256,7 +253,7 @@ class LoadResult:
 class CompositionResult:
     """Result of a composition: donated tokens ``reused`` as they were, and those ``recomputed``. 0 if it ``failed``.
 
-    ``deviation`` is that of the recomputed ones (``generator.composing.deviation``), also if it failed for that.
+    ``deviation`` is that of the recomputed ones (``generator.composing.composer``), also if it failed for that.
     """
 
     reused: int = 0

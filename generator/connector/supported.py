@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec, UniformTypeKVCacheSpecs
 
-from generator.refusal_file import refusal_passed_on
+from generator.connector.engine_process import refusal_passed_on
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The worker-side calls of vLLM's connector contract, passed to the worker side.
+"""The worker-side calls of vLLM's connector contract, passed to the worker side, and a call for vLLM's worker.
 
 They are get_required_kvcache_layout, register_kv_caches, bind_connector_metadata, start_load_kv, wait_for_save,
 get_finished, get_block_ids_with_load_errors and build_connector_worker_meta.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -19,17 +20,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from generator.composing.build import new_composers
 from generator.connector import supported
 from generator.connector.blocks.layout_map import LayerWriter
-from generator.connector.blocks.open_blocks import open_blocks
-from generator.connector.blocks.paged_blocks import PagedBlocks
-from generator.connector.contiguous_blocks import layers_of, prefers_contiguous_blocks, required_layout
+from generator.connector.blocks.open_blocks import layers_of, open_blocks, prefers_contiguous_blocks, required_layout
+from generator.connector.blocks.paged_blocks import EngineCache, PagedBlocks
+from generator.connector.engine_process import REFUSAL_FILE, STEP_FILE, refusal_passed_on
 from generator.connector.step_jobs import StepJobs, StepResults
-from generator.connector.step_record import STEP_FILE
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.fingerprint import fingerprint
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.peering import Peering
 from generator.connector.worker.worker_side import WorkerSide
-from generator.refusal_file import REFUSAL_FILE, refusal_passed_on
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
 from protocol.generation import ComposingInfo
@@ -164,7 +163,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
         neutral = self._settings.page_layout == "neutral"
-        blocks = open_blocks(kv_caches, num_blocks, self._page_tokens, self._writer_of, neutral)
+        blocks = open_blocks(EngineCache(kv_caches, num_blocks, self._page_tokens, self._writer_of), neutral)
         self._blocks = blocks
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
@@ -206,3 +205,15 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         """The names of these layers' attention backends."""
         layers = self._vllm_config.compilation_config.static_forward_context
         return "/".join(sorted({layers[name].get_attn_backend().get_name() for name in names}))
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker class."""
+
+    model_runner: "GPUModelRunner"
+
+    def give_model_to_ragtree(self) -> tuple[ComposingInfo | None, str]:
+        """Give the model to the connector. Returns how KV is composed, or None and why it is not."""
+        connector: Any = get_kv_transfer_group()
+        answer: tuple[ComposingInfo | None, str] = connector.take_runner(self.model_runner)
+        return answer

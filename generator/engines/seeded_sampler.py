@@ -14,7 +14,7 @@ import torch
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from generator.engines.vllm_seeds import SEED_ARGUMENT
+from generator.engines.vllm_sampling import SEED_ARGUMENT
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

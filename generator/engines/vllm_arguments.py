@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from generator.engines.vllm_seeds import SEEDED_SAMPLER
+from generator.engines.vllm_sampling import SEEDED_SAMPLER
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CONNECTOR = "generator.connector.connector"
 _SCHEMA_BACKEND = "xgrammar"
 
-WORKER_EXTENSION = "generator.composing.worker_extension.WorkerExtension"
+WORKER_EXTENSION = "generator.connector.worker_connector.WorkerExtension"
 """Gives the connector the engine's model, to compose KV with."""
 
 _BLOCK_TOKENS = 32

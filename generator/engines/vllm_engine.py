@@ -1,7 +1,7 @@
 """vLLM behind the engine interface. The same code runs on CUDA and on a CPU."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from generator.connector.step_record import LastSteps
+from generator.connector.engine_process import LastSteps, name_refusal_file
 from generator.engines.vllm_arguments import (
     WORKER_EXTENSION,
     engine_arguments,
@@ -24,9 +27,7 @@ from generator.engines.vllm_orders import VllmOrders
 from generator.engines.vllm_plans import PlanStreams
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import penalised
-from generator.grammars.engine_vocabulary import engine_vocabulary, remembered_bytes, trial_stack_bytes
-from generator.grammars.schema_checks import SchemaChecks
-from generator.refusal_file import name_refusal_file
+from generator.grammars.schema_checks import SchemaChecks, engine_vocabulary, remembered_bytes, trial_stack_bytes
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady
 from protocol.generation import ComposingInfo, EngineInfo, GenerationStep, PrefillCost, Sampling
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from generator.connector.report_router import ReportRouter
 
 _WARM_UP_TOKENS = 64
+_METRIC_PREFIX = "vllm:"
 
 
 class _Running(NamedTuple):
@@ -101,10 +103,8 @@ class VllmEngine:
     async def metrics(self) -> dict[str, str]:
         """The metrics that vLLM keeps, by instance. Raises EngineNotReady."""
         self._parts()
-        from generator.engines.vllm_metrics import exposition
-
         # In a thread, because it renders hundreds of lines and this loop delivers tokens.
-        return {self._instance: await asyncio.to_thread(exposition)}
+        return {self._instance: await asyncio.to_thread(_exposition)}
 
     async def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Prefill a plan's prompt and stream the answer. Closing the iterator aborts the request in vLLM.
@@ -243,3 +243,23 @@ async def _probe_prefill(requests: VllmRequests, cached_tokens: int, new_tokens:
     if cached_tokens:
         await requests.first_token_s(prompt[:cached_tokens], salt)
     return PrefillCost(cached_tokens, new_tokens, await requests.first_token_s(prompt, salt))
+
+
+def _exposition() -> str:
+    """All of vLLM's metrics in Prometheus' text format.
+
+    vLLM's Prometheus logger is on unless ``disable_log_stats`` is set; with the connector's reports it is on even then.
+    """
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    return generate_latest(_OfVllm(get_prometheus_registry())).decode()
+
+
+class _OfVllm(Collector):
+    """The metrics of vLLM in a registry that Ray and Python share."""
+
+    def __init__(self, registry: Collector) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        return (metric for metric in self._registry.collect() if metric.name.startswith(_METRIC_PREFIX))

@@ -36,14 +36,14 @@ class VllmOrders:
                 await self._empty_prefix_cache()
             return ()
         name = f"orders-{uuid4().hex}"
-        return await self._send(RequestMessage.of_orders(name, orders), self._router.carried_out(name))
+        return await self._send(RequestMessage(name, orders=orders), self._router.carried_out(name))
 
     async def residency(self) -> tuple[ResidencyReport, ...]:
         """What the tiers report to hold; nothing without the connector."""
         if self._router is None:
             return ()
         name = f"inquiry-{uuid4().hex}"
-        return await self._send(RequestMessage.of_orders(name, Orders(), inquire=True), self._router.held(name))
+        return await self._send(RequestMessage(name, inquire=True), self._router.held(name))
 
     async def _send(self, message: RequestMessage, answer: "asyncio.Future[T]") -> T:
         """Send a message with a one-token request, the only way into vLLM's scheduler, and wait for its answer.

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import msgspec
 import structlog
 
 from generator.connector.messages import Composed, Prefilled, RequestMessage
-from generator.engines.first_prefill import FirstPrefill
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
 from protocol.generation import GenerationStep, PrefillResult, Sampling
@@ -27,6 +26,47 @@ log = structlog.get_logger(__name__)
 
 _REPORT_WAIT_S = 1.0
 _LONGEST_STEP_S = 30.0
+
+
+class FirstPrefill(NamedTuple):
+    """What the ``first`` prefill of a ``plan`` came to.
+
+    ``prefill`` is None if none of it is kept. ``unwritten`` is that of its last step (``GenerationStep``).
+    """
+
+    plan: PrefillPlan
+    first: PrefillPlan
+    prefill: PrefillResult | None
+    unwritten: tuple[LostCopy, ...] | None
+
+    def alone(self, ended: GenerationStep) -> GenerationStep:
+        """The step that ends the plan before its own first token. What this prefill has computed is kept."""
+        return msgspec.structs.replace(ended, prefill=self.prefill, unwritten=self.unwritten)
+
+    def in_front_of(self, step: GenerationStep) -> GenerationStep:
+        """A step of the plan, with what this prefill has done for it."""
+        if step.prefill is not None and self.prefill is not None:
+            step = msgspec.structs.replace(step, prefill=self._joined(self.prefill, step.prefill))
+        if step.unwritten is not None:
+            written = None if self.unwritten is None else (*self.unwritten, *step.unwritten)
+            step = msgspec.structs.replace(step, unwritten=written)
+        return step
+
+    def _joined(self, first: PrefillResult, prefill: PrefillResult) -> PrefillResult:
+        """The result of both prefills. What the first one has computed was neither cached nor donated."""
+        computed = {node.key for node in self.first.nodes if node.loaded_from is None}
+        donated = sum(node.tokens for node in self.plan.nodes if node.donor is not None and node.donor.key in computed)
+        loaded = first.loaded if first.cached_tokens <= prefill.cached_tokens else prefill.loaded
+        return msgspec.structs.replace(
+            prefill,
+            cached_tokens=sum(loaded.values()),
+            composed_tokens=max(0, prefill.composed_tokens - donated),
+            prefill_ms=first.prefill_ms + prefill.prefill_ms,
+            kv_load_ms=first.kv_load_ms + prefill.kv_load_ms,
+            loaded=loaded,
+            lost=(*first.lost, *prefill.lost),
+            peers=(*first.peers, *prefill.peers),
+        )
 
 
 class PlanStreams:
@@ -115,10 +155,9 @@ class PlanStreams:
 
     def _message(self, plan: PrefillPlan) -> RequestMessage:
         """The connector's message for a plan. A plan for an earlier boot loads, keeps and moves nothing."""
-        message = RequestMessage.of_plan(plan)
         if plan.boot and self._boot is not None and plan.boot != self._boot:
-            return msgspec.structs.replace(message, nodes=(), moves=(), spare=())
-        return message
+            plan = msgspec.structs.replace(plan, nodes=(), moves=(), spare=())
+        return RequestMessage.of_plan(plan)
 
     async def _ended_prefill(
         self, plan: PrefillPlan, report: "asyncio.Future[Prefilled] | None"
@@ -135,15 +174,7 @@ class PlanStreams:
         reached = plan.prompt.token_count if prefilled.reached is None else prefilled.reached
         if not reached:
             return None
-        return PrefillResult(
-            prompt_tokens=reached,
-            cached_tokens=sum(prefilled.loaded.values()),
-            prefill_ms=0.0,
-            kv_load_ms=prefilled.load_ms,
-            loaded=prefilled.loaded,
-            lost=self._router.take_lost(),
-            peers=prefilled.peers,
-        )
+        return _reported(PrefillResult(reached, 0, 0.0), prefilled, self._router)
 
     async def _prefill(
         self, output: "RequestOutput", plan: PrefillPlan, report: "asyncio.Future[Prefilled] | None"
@@ -166,18 +197,26 @@ class PlanStreams:
             return result
         prefilled = report.result()
         composed = prefilled.composed or Composed(reused=0, recomputed=0, deviation=0.0)
-        return msgspec.structs.replace(
+        result = msgspec.structs.replace(
             result,
             composed_tokens=composed.reused,
             recomputed_tokens=composed.recomputed,
             deviation=composed.deviation,
             in_trees=plan.trees is not None and prefilled.composed is not None,
-            cached_tokens=sum(prefilled.loaded.values()),
-            kv_load_ms=prefilled.load_ms,
-            loaded=prefilled.loaded,
-            lost=self._router.take_lost(),
-            peers=prefilled.peers,
         )
+        return _reported(result, prefilled, self._router)
+
+
+def _reported(result: PrefillResult, prefilled: Prefilled, router: "ReportRouter") -> PrefillResult:
+    """The result, with what the connector has reported of the loads."""
+    return msgspec.structs.replace(
+        result,
+        cached_tokens=sum(prefilled.loaded.values()),
+        kv_load_ms=prefilled.load_ms,
+        loaded=prefilled.loaded,
+        lost=router.take_lost(),
+        peers=prefilled.peers,
+    )
 
 
 def _result(written: "asyncio.Future[tuple[LostCopy, ...]] | None") -> tuple[LostCopy, ...] | None:

@@ -1,18 +1,21 @@
-"""Requests to a running vLLM: sent, aborted, and with vLLM's errors as the protocol's."""
+"""Requests to a running vLLM: sent, aborted, and with vLLM's errors, its death included, as the protocol's."""
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from generator.connector.step_record import LastSteps
-from generator.engines.engine_death import EngineDeath
-from generator.engines.vllm_sampling import check_sampling, refusal, sampling_params
-from generator.engines.vllm_seeds import place_seed
-from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
+import psutil
+import structlog
+
+from generator.connector.engine_process import LastSteps
+from generator.engines.vllm_sampling import check_sampling, place_seed, refusal, sampling_params
+from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest
 from protocol.generation import Sampling
 
 if TYPE_CHECKING:
@@ -20,9 +23,50 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+log = structlog.get_logger(__name__)
+
+_EXIT_S = 5.0
+"""How long a process that has failed may take to end."""
+
+_FROM_OUTSIDE = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of a process that somebody has ended. All others are its own failure."""
 _ANSWER_CHECK_S = 1.0
 _ABORT_AGAIN_S = 0.02
 _REMEMBERED = 256
+
+
+class EngineDeath:
+    """Tells the requests of a dead engine apart, by its last ``steps``, or None if there is no record of them."""
+
+    def __init__(self, llm: "AsyncLLM", steps: LastSteps | None) -> None:
+        self._steps = steps
+        self._processes = _processes(llm)
+
+    async def error(self, name: str) -> EngineDied | EngineFailed:
+        """What is raised for a request.
+
+        EngineFailed if the engine failed by itself while it computed the request, which then may be the cause.
+        EngineDied if it only waited, or if somebody has ended the engine.
+        """
+        if self._steps is None:
+            return EngineDied("the engine's process is gone")
+        if name not in self._steps.names():
+            return EngineDied("the engine's process is gone", begun=False)
+        if await self._ended_from_outside():
+            return EngineDied("the engine's process was ended")
+        log.error("engine_failed", query_id=name)
+        return EngineFailed("The engine failed while it computed this request, which is not tried again.")
+
+    async def _ended_from_outside(self) -> bool:
+        # A process that takes longer is still at cleaning up, which nobody does who was killed.
+        await asyncio.to_thread(wait, [process.sentinel for process in self._processes], _EXIT_S)
+        return any(process.exitcode in _FROM_OUTSIDE for process in self._processes)
+
+
+def _processes(llm: "AsyncLLM") -> list[Any]:
+    """The engine's processes. vLLM has no public name for them; without any, a death is the engine's own."""
+    manager = getattr(getattr(getattr(llm, "engine_core", None), "resources", None), "engine_manager", None)
+    return list(getattr(manager, "processes", ()))
 
 
 class VllmRequests:
@@ -55,7 +99,13 @@ class VllmRequests:
         self._closed = True
         # vLLM's own shutdown would leave their streams waiting forever.
         await self._llm.abort(list(self._running))
-        self._llm.shutdown()
+        try:
+            self._llm.shutdown()
+        except psutil.NoSuchProcess:
+            # vLLM was about to kill a process of the engine, which ended before it, and has left the others.
+            for process in _processes(self._llm):
+                process.kill()
+            self._llm.engine_core.resources()
 
     def has_ended_early(self, request_id: str) -> bool:
         """Whether ``end`` was called for this request before it began. The last 256 calls are remembered."""

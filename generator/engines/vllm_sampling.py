@@ -1,11 +1,10 @@
-"""Translation between the protocol's sampling types and vLLM's."""
+"""Translation between the protocol's sampling types and vLLM's, and where the seed of a request goes."""
 
 import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from generator.engines.vllm_seeds import engine_seed, place_seed
 from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling, TokenLogprob
 
@@ -15,11 +14,34 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.tokenizers import TokenizerLike
 
+SEEDED_SAMPLER = "generator.engines.seeded_sampler:SeededSampler"
+"""The logits processor that draws the tokens of seeded requests on a CPU."""
+
+SEED_ARGUMENT = "ragtree_seed"
+"""Its entry in vLLM's ``extra_args`` of a request."""
+
+_FOR_MINUS_ONE = 2**63 - 1
 _PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
 """The time and the line of C++ in front of messages of xgrammar."""
 
 _LEAST_REPETITION_PENALTY = 0.01
 """vLLM divides logits by it. With much less they overflow, and no token follows a schema any more."""
+
+
+def place_seed(config: "VllmConfig", params: "SamplingParams") -> None:
+    """Move a request's seed to where the engine draws by it. Raises InvalidRequest if the engine has no such place."""
+    if params.seed is None or config.device_config.device_type != "cpu":
+        return
+    if params.temperature > 0:
+        if SEEDED_SAMPLER not in (config.model_config.logits_processors or ()):
+            raise InvalidRequest("this engine cannot repeat sampled answers: leave the seed out", "seed")
+        params.extra_args = {**(params.extra_args or {}), SEED_ARGUMENT: params.seed}
+    params.seed = None
+
+
+def engine_seed(seed: int | None) -> int | None:
+    """The seed as vLLM takes it, which takes -1 for none."""
+    return _FOR_MINUS_ONE if seed == -1 else seed
 
 
 def sampling_params(sampling: Sampling) -> "SamplingParams":

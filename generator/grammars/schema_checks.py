@@ -1,21 +1,27 @@
-"""Checks schemas of callers before the engine compiles them."""
+"""Checks schemas of callers before the engine compiles them, within a budget for each caller."""
 
 import asyncio
+import math
+import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from blake3 import blake3
 
-from generator.grammars.compile_budgets import CompileBudgets
 from generator.grammars.messages import Limits, Request, Verdict, Vocabulary
 from protocol.errors import InvalidRequest, Overloaded, RateLimited, Unavailable
 from subprocesses.worker_process import WorkerEnded, WorkerProcess
 
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
 log = structlog.get_logger(__name__)
 
+_MINUTE_S = 60.0
 _FIELD = "json_schema"
 _MOST_OF_ONE = 4
 _MOST_OF_ALL = 32
@@ -26,6 +32,51 @@ _MEMORY_BYTES = 256 * 1024 * 1024
 _MASK_S = 0.05
 _ENTRY_BYTES = 4096
 """Weighs verdicts without a compiled grammar, which are few bytes here."""
+_MIB = 1024 * 1024
+_STACK_BYTES = 8 * _MIB
+_STACK_BYTES_IF_UNLIMITED = 2 * _MIB
+"""What glibc gives to threads of a process without a limit."""
+
+
+class _Spent(NamedTuple):
+    seconds: float
+    at: float
+
+
+class CompileBudgets:
+    """A budget of ``seconds`` of processor time a minute for each caller. ``clock`` tells monotonic seconds.
+
+    What is spent is given back evenly. A caller with any of it left may begin: what that costs is known at its end.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._spent: dict[str, _Spent] = {}
+
+    def require(self, caller: str) -> None:
+        """Raise RateLimited if the caller's budget is spent."""
+        over = self._now_spent(caller) - self._seconds
+        if over >= 0:
+            raise RateLimited(
+                f"New JSON schemas of this key have taken their {self._seconds:g} s of processor time a minute.",
+                retry_after_s=math.ceil((over + 0.01) * _MINUTE_S / self._seconds),
+            )
+
+    def spend(self, caller: str, seconds: float) -> None:
+        """Take from the caller's budget."""
+        now = self._clock()
+        # Who has all of it back is forgotten.
+        self._spent = {other: spent for other, spent in self._spent.items() if self._left(spent, now) > 0}
+        self._spent[caller] = _Spent(self._now_spent(caller) + seconds, now)
+
+    def _now_spent(self, caller: str) -> float:
+        spent = self._spent.get(caller)
+        return 0.0 if spent is None else max(0.0, self._left(spent, self._clock()))
+
+    def _left(self, spent: _Spent, now: float) -> float:
+        """What is not given back yet."""
+        return spent.seconds - (now - spent.at) * self._seconds / _MINUTE_S
 
 
 class KnownVerdicts:
@@ -177,3 +228,29 @@ class SchemaChecks:
 
 def _weight(verdict: Verdict) -> int:
     return _ENTRY_BYTES + verdict.compiled_bytes
+
+
+def engine_vocabulary(llm: "AsyncLLM") -> Vocabulary:
+    """What vLLM's own backend makes of its tokenizer, and how it is configured."""
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    config = llm.vllm_config
+    backend = XgrammarBackend(config, tokenizer=llm.tokenizer, vocab_size=config.model_config.get_vocab_size())
+    compact = backend.disable_any_whitespace
+    # The backend does not keep what it compiles with, but everything that it has compiled does.
+    info = backend.compiler.compile_builtin_json_grammar().tokenizer_info
+    return Vocabulary(info.serialize_json(), any_whitespace=not compact, separators=(",", ":") if compact else None)
+
+
+def trial_stack_bytes() -> int:
+    """Half of the stack that the engine's threads have. What fits into it does not overflow theirs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    threads = _STACK_BYTES_IF_UNLIMITED if limit == resource.RLIM_INFINITY else min(limit, _STACK_BYTES)
+    return threads // 2
+
+
+def remembered_bytes() -> int:
+    """Half of what vLLM's cache of compiled grammars holds."""
+    from vllm import envs
+
+    return int(envs.VLLM_XGRAMMAR_CACHE_MB) * _MIB // 2

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from generator.grammars.messages import Limits, Request, Verdict, Vocabulary
-from subprocesses.frames import read_frame, write_frame
-from subprocesses.limits import confine, limit_processor_time
+from subprocesses.worker_process import confine, give_way, limit_processor_time, read_frame, write_frame
 
 if TYPE_CHECKING:
     from generator.grammars.trial import Trial
 
 _MIB = 1024 * 1024
-_NICENESS = 5
 _FIRST_VICTIM = "1000"
 
 
@@ -85,8 +83,7 @@ def _try_here(trial: "Trial", schema: str, limits: Limits, answers: int) -> NoRe
 
 
 def _confine_child(limits: Limits) -> None:
-    # The engine computes at the same time.
-    os.nice(_NICENESS)
+    give_way()
     confine(_mapped_bytes() + limits.memory_bytes)
     limit_processor_time(limits.cpu_s)
     resource.setrlimit(resource.RLIMIT_STACK, (limits.stack_bytes, limits.stack_bytes))

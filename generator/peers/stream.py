@@ -12,8 +12,7 @@ from typing import TypeVar
 import msgspec
 from xxhash import xxh3_64
 
-from generator.peers.errors import PeerUnreachable, Reason
-from generator.peers.wire import LENGTH_BYTES, MOST_MESSAGE_BYTES, framed
+from generator.peers.wire import LENGTH_BYTES, MOST_MESSAGE_BYTES, PeerUnreachable, Reason, framed
 from generator.tiers.base import Page
 
 _MOST_PARTS = os.sysconf("SC_IOV_MAX")

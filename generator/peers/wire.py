@@ -10,7 +10,9 @@ Then, for every read:
     server  page head, page, page head, page, ..., closing head, ReplyEnd
 
 A message is its length in 4 bytes, big-endian, and a msgpack map. A head has ``HEAD_BYTES`` bytes: whether a page
-follows, and the page's checksum. Pages are raw bytes. The client believes none before an ReplyEnd that is ``ok``.
+follows, and the page's checksum. Pages are raw bytes. The client believes none before a ReplyEnd that is ``ok``.
+
+The errors of the copy itself are the tiers' own: KvMissing and KvBroken.
 """
 
 import struct
@@ -19,8 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from generator.peers.errors import Reason
-from generator.tiers.base import Damage
+from generator.tiers.base import Damage, TierError
 from protocol.kv import Pages
 from protocol.tiers import Tier
 
@@ -37,6 +38,53 @@ HEAD_BYTES = _HEAD.size
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 NodeKey = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{1,256}\Z")]
 """A node's key. It becomes the name of a file, so it must be hexadecimal."""
+
+
+def joined(host: str, port: int) -> str:
+    """The address of a port on a host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The host and port of an address. Raises ValueError if it has none."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Reason(StrEnum):
+    """Why a peer cannot be read from.
+
+    - ``refused``: there is no connection, because nothing listens there or the address leads nowhere.
+    - ``timeout``: the peer did not answer in time.
+    - ``cut``: the connection ended early.
+    - ``busy``: the peer has no place for another connection.
+    - ``denied``: the two sides have different keys.
+    - ``incompatible``: the peer has another model or speaks another protocol.
+    - ``damaged``: what arrived differs from its checksum, although the peer read it fine.
+    """
+
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    CUT = "cut"
+    BUSY = "busy"
+    DENIED = "denied"
+    INCOMPATIBLE = "incompatible"
+    DAMAGED = "damaged"
+
+
+class PeerUnreachable(TierError):
+    """A peer cannot be read from, for a ``reason``. Its copies may be fine. The message names the peer."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        # Exception.args must hold both: pickling rebuilds the error from them.
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Head(IntEnum):

@@ -1,18 +1,19 @@
 """The host memory tier: an arena of pages that all instances of a machine share."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.tiers.arena_file import PAGE_HEADER, ArenaFile, ByteLocks, Geometry
+from generator.tiers.arena_file import PAGE_HEADER, ArenaFile, ByteLocks, Geometry, decode_node, encode_node
 from generator.tiers.base import (
     Damage,
     KvBroken,
     KvMissing,
+    OrderedWriter,
     Page,
     PageReader,
     PagesTaken,
@@ -20,9 +21,8 @@ from generator.tiers.base import (
     PageWriter,
     StoredNode,
     TierFull,
+    discarding_writer,
 )
-from generator.tiers.node_record import decode_node, encode_node
-from generator.tiers.writers import DiscardingWriter, OrderedWriter
 from protocol.kv import KvNode, Pages, pages_spanned
 from protocol.tiers import Tier
 
@@ -50,6 +50,8 @@ class HostArena:
     Pages have no checksums, because those would cost more than the copy, and memory is trusted, unlike a disk. Pages
     that a killed process was writing are freed when the next process attaches.
 
+    If there is a ``pin``, it pins the memory while the arena is attached, and returns the function that unpins it.
+
     Memory order: headers change under a lock and KV is written between two holds of it, so the system calls order both.
     x86 orders a reader's loads.
     """
@@ -58,11 +60,22 @@ class HostArena:
     on_network = False
     identity = ""
 
-    def __init__(self, path: Path, fingerprint: str, page_tokens: int, page_bytes: int, page_count: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: str,
+        page_tokens: int,
+        page_bytes: int,
+        page_count: int,
+        pin: Callable[[Page], Callable[[], None]] | None = None,
+    ) -> None:
         self._geometry = Geometry(fingerprint, page_tokens, page_bytes, page_count)
         self._file = ArenaFile(path, self._geometry)
         with self._file.locks() as locks, locks.waiting(_HEADERS):
             self._recover(locks)
+        self._pinned = ExitStack()
+        if pin is not None:
+            self._pinned.callback(pin(self._file.pages))
 
     def has(self, key: str, pages: Pages | None) -> bool:
         """Whether all these pages hold the node, under this stamp."""
@@ -90,12 +103,12 @@ class HostArena:
             raise TierFull(f"{node.key} needs {count} pages of the arena, but was given {pages}")
         with self._file.locks() as locks:
             if not self._claim(node, pages, locks):
-                discarding = DiscardingWriter(count, self._geometry.page_bytes)
+                discarding = discarding_writer(count, self._geometry.page_bytes)
                 yield discarding
                 discarding.finish()
                 return
             try:
-                writer = _ArenaWriter(self._file.pages, pages)
+                writer = OrderedWriter(count, lambda index: self._file.pages[pages.numbers[index]])
                 yield writer
                 writer.finish()
             except BaseException:
@@ -130,24 +143,10 @@ class HostArena:
         """The highest stamp in any page's header, whatever the page's state."""
         return int(self._stamps.max(initial=0))
 
-    @property
-    def used_bytes(self) -> int:
-        """The bytes of the pages of whole nodes."""
-        return sum(len(stored.pages.numbers) for stored in self.nodes() if stored.pages) * self._geometry.page_bytes
-
-    def check_integrity(self) -> None:
-        """Assert that every page is free or part of a whole node."""
-        whole = {number for stored in self.nodes() if stored.pages for number in stored.pages.numbers}
-        for number, state in enumerate(self._states.tolist()):
-            assert state == (State.READY if number in whole else State.FREE), f"page {number} is {State(state).name}"
-
     def close(self) -> None:
         """Detach from the arena. Its file stays."""
+        self._pinned.close()
         self._file.close()
-
-    def remove(self) -> None:
-        """Detach from the arena, and free its memory if no other process is attached. For an orderly stop."""
-        self._file.remove()
 
     @property
     def _states(self) -> NDArray[np.uint64]:
@@ -267,16 +266,3 @@ class _ArenaReader:
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self._numbers):
             raise IndexError(f"page {index} of {len(self._numbers)}")
-
-
-class _ArenaWriter(OrderedWriter):
-    """A ``PageWriter`` into the arena's memory."""
-
-    def __init__(self, pages: Page, of: Pages) -> None:
-        super().__init__(len(of.numbers))
-        self._pages = pages
-        self._numbers = of.numbers
-
-    def _buffer(self, index: int) -> Page:
-        page: Page = self._pages[self._numbers[index]]
-        return page

@@ -4,6 +4,9 @@
 
 The file lies in memory (/dev/shm), and every process maps it. Its memory is reserved when the file is created, so that
 too little memory is an error at the start and not a SIGBUS later. It is mapped with all its pages present.
+
+A node's record is MessagePack, with hexadecimal texts as their bytes. A content hash takes 35 bytes. The longest path
+of a query of the stack, with 101 segments, takes 3.5 KB.
 """
 
 import errno
@@ -13,7 +16,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,11 +25,15 @@ from numpy.typing import NDArray
 
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
+from protocol.kv import KvNode
 
+_HEXADECIMAL = b"x"
+_PLAIN = b"t"
+"""A text's first byte says which of the two it is."""
 _BLOCK = 4096
 _MAGIC = b"RAGTREE2"
 _DOOR = 1 << 40
-"""The byte, behind the end of any file, that is locked while the file is made, attached or deleted."""
+"""The byte, behind the end of any file, that is locked while the file is made or attached."""
 
 PAGE_HEADER = np.dtype(
     [
@@ -43,6 +50,48 @@ PAGE_HEADER = np.dtype(
 ``node`` is the page's part of the node's record, which fills the headers of the node's pages from the first on. The
 first page has the record's length, ``node_bytes``.
 """
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of a ``KvNode``, with packed texts."""
+
+    key: bytes
+    namespace: bytes
+    path: tuple[bytes, ...]
+    prefix_tokens: int
+    tokens: int
+
+
+def encode_node(node: KvNode) -> bytes:
+    """The record of a node."""
+    path = tuple(_pack(content) for content in node.path)
+    return msgspec.msgpack.encode(
+        _Record(_pack(node.key), _pack(node.namespace), path, node.prefix_tokens, node.tokens)
+    )
+
+
+def decode_node(record: bytes) -> KvNode | None:
+    """The node of a record, or None if the bytes are not one."""
+    try:
+        fields = msgspec.msgpack.decode(record, type=_Record)
+        path = tuple(_unpack(content) for content in fields.path)
+        return KvNode(_unpack(fields.key), _unpack(fields.namespace), path, fields.prefix_tokens, fields.tokens)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _pack(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    # Only lower-case digits without spaces come back as they were.
+    return _HEXADECIMAL + raw if raw.hex() == text else _PLAIN + text.encode("utf-8", "surrogatepass")
+
+
+def _unpack(packed: bytes) -> str:
+    body = packed[1:]
+    return body.hex() if packed.startswith(_HEXADECIMAL) else body.decode("utf-8", "surrogatepass")
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -140,16 +189,8 @@ class ArenaFile:
             self._descriptor = -1
             del self.headers, self.pages
 
-    def remove(self) -> None:
-        """Detach, and delete the file if no other process is attached."""
-        with suppress(OSError), self.locks() as locks, locks.waiting(_DOOR):
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is_current(self._descriptor):
-                self._path.unlink()
-        self.close()
-
     def _attach(self) -> tuple[int, mmap.mmap]:
-        """Open and map the file with the right geometry, under a shared lock that marks it as in use."""
+        """Open and map the file with the right geometry."""
         while True:
             descriptor = self._open()
             try:
@@ -201,7 +242,6 @@ class ArenaFile:
                 # The geometry comes last, so that a half-made file has none.
                 os.posix_fallocate(descriptor, 0, self._geometry.file_bytes)
                 os.pwrite(descriptor, self._geometry.encode(), 0)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
             return mmap.mmap(descriptor, self._geometry.file_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except BaseException:
             if new:

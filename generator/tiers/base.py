@@ -1,10 +1,11 @@
 """The contract of tiers: they store nodes' KV page by page, and publish each node whole or not at all.
 
 A page has ``page_bytes`` bytes. ``protocol.kv.pages_spanned`` says how many pages a node has; here they are counted
-from 0. Pages are passed one at a time, so a caller needs no memory for a whole node.
+from 0. Pages are passed one at a time, so a caller needs no memory for a whole node. ``OrderedWriter`` checks for all
+tiers that every page is written, in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -169,12 +170,33 @@ class KvTier(Protocol):
         No copy can be written to such a page under a lower stamp.
         """
 
-    @property
-    def used_bytes(self) -> int:
-        """The bytes that published copies occupy."""
-
-    def check_integrity(self) -> None:
-        """Assert that the tier's index matches what is stored. For tests, while nothing is being written."""
-
     def close(self) -> None:
         """Close the tier. Published copies stay. Idempotent; no other method may be called afterwards."""
+
+
+class OrderedWriter:
+    """A ``PageWriter`` of ``count`` pages that enforces their order. ``buffer`` returns that of the next page."""
+
+    def __init__(self, count: int, buffer: Callable[[int], Page]) -> None:
+        self._count = count
+        self._next_buffer = buffer
+        self._next = 0
+
+    def page(self, index: int) -> Page:
+        """The buffer for page ``index``. Raises ValueError if another page is next."""
+        if index != self._next or index >= self._count:
+            raise ValueError(f"page {index} is out of order: page {self._next} of {self._count} is next")
+        buffer = self._next_buffer(index)
+        self._next += 1
+        return buffer
+
+    def finish(self) -> None:
+        """Finish the last page. Raises ValueError unless every page was filled."""
+        if self._next != self._count:
+            raise ValueError(f"{self._next} of {self._count} pages were filled")
+
+
+def discarding_writer(count: int, page_bytes: int) -> OrderedWriter:
+    """A writer that discards what is written, for a copy that is already published."""
+    scratch = np.empty(page_bytes, np.uint8)
+    return OrderedWriter(count, lambda _: scratch)

@@ -22,13 +22,12 @@ from generator.tiers.base import (
     StoredNode,
     TierFull,
     TierUnavailable,
+    discarding_writer,
 )
 from generator.tiers.disk_folder import FingerprintFolder, boot_id, folders_beside
 from generator.tiers.disk_identity import folder_identity
-from generator.tiers.file_cache import evict
-from generator.tiers.node_file import NodeFileReader, NodeFileWriter, read_header
+from generator.tiers.node_file import NodeFileReader, NodeFileWriter, evict, read_header
 from generator.tiers.node_format import NodeFormat, NodeHeader
-from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
 
@@ -57,6 +56,7 @@ class DiskTier:
 
     tier = Tier.DISK
     on_network = False
+    highest_stamp = 0
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class DiskTier:
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
         """Write a temporary file, which is renamed when it is whole."""
         if self.has(node.key, pages):
-            discarding = DiscardingWriter(self._format.pages(node), self._format.page_bytes)
+            discarding = discarding_writer(self._format.pages(node), self._format.page_bytes)
             yield discarding
             discarding.finish()
             return
@@ -168,25 +168,6 @@ class DiskTier:
         self._refresh()
         with self._lock:
             return [StoredNode(self._index[key].node) for key in sorted(self._index)]
-
-    @property
-    def highest_stamp(self) -> int:
-        """Always 0: files have no stamps."""
-        return 0
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes of the files of this fingerprint."""
-        with self._lock:
-            return self._used()
-
-    def check_integrity(self) -> None:
-        """Assert that every node of the index has a whole file, and that no room is reserved."""
-        with self._lock:
-            assert not self._reserved, "room is reserved, but nothing is being written"
-            for key, (node, size) in self._index.items():
-                assert key == node.key
-                assert size == self._format.file_bytes(node) == self._folder.file(key).stat().st_size
 
     def close(self) -> None:
         """Free the page buffers."""

@@ -9,14 +9,31 @@ from collections.abc import Sequence
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from generator.tiers.base import Damage, KvBroken, Page, PageTarget, TierFull
-from generator.tiers.file_cache import evict
+from generator.tiers.base import Damage, KvBroken, OrderedWriter, Page, PageTarget, TierFull
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
-from generator.tiers.writers import OrderedWriter
 from protocol.kv import KvNode
 
 _MOST_PARTS = os.sysconf("SC_IOV_MAX")
 """The most buffers that one system call fills."""
+
+
+def evict(descriptor: int) -> None:
+    """Take an open file out of the file cache, as far as it is synced and the file system allows it.
+
+    File systems that keep their files in memory, such as tmpfs, do not.
+    """
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def is_cached(descriptor: int) -> bool | None:
+    """Whether the first byte of an open file, which must not be empty, is in the file cache. None if unknown."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def read_header(descriptor: int, layout: NodeFormat) -> NodeHeader:
@@ -96,7 +113,7 @@ class NodeFileWriter(OrderedWriter):
     """
 
     def __init__(self, descriptor: int, layout: NodeFormat, node: KvNode, buffer: Page) -> None:
-        super().__init__(layout.pages(node))
+        super().__init__(layout.pages(node), self._buffer_for)
         self._descriptor = descriptor
         self._layout = layout
         self._node = node
@@ -115,7 +132,7 @@ class NodeFileWriter(OrderedWriter):
         except OSError as error:
             raise self._refusal(error) from error
 
-    def _buffer(self, index: int) -> Page:
+    def _buffer_for(self, index: int) -> Page:
         if index:
             self._flush()
         return self._page

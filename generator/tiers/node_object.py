@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
+from generator.tiers.base import Damage, KvBroken, KvMissing, OrderedWriter, Page, PageTarget
 from generator.tiers.node_format import NodeFormat, NodeHeader
 from generator.tiers.object_requests import ObjectRequests
-from generator.tiers.writers import OrderedWriter
 from protocol.kv import KvNode
 
 _REQUEST_BYTES = 8 << 20
@@ -87,7 +86,7 @@ class ObjectWriter(OrderedWriter):
     """
 
     def __init__(self, layout: NodeFormat, node: KvNode) -> None:
-        super().__init__(layout.pages(node))
+        super().__init__(layout.pages(node), lambda index: self._pages[index])
         self._layout = layout
         self._node = node
         self._content = np.empty(layout.file_bytes(node), np.uint8)
@@ -104,7 +103,3 @@ class ObjectWriter(OrderedWriter):
         super().finish()
         checksums = [xxh3_64_intdigest(page.data) for page in self._pages]
         self._content[: self._header_bytes] = np.frombuffer(self._layout.encode(self._node, checksums), np.uint8)
-
-    def _buffer(self, index: int) -> Page:
-        page: Page = self._pages[index]
-        return page

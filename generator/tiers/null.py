@@ -12,6 +12,7 @@ class NullTier:
 
     on_network = False
     identity = ""
+    highest_stamp = 0
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -34,19 +35,6 @@ class NullTier:
     def nodes(self) -> list[StoredNode]:
         """An empty list."""
         return []
-
-    @property
-    def highest_stamp(self) -> int:
-        """Always 0."""
-        return 0
-
-    @property
-    def used_bytes(self) -> int:
-        """Always 0."""
-        return 0
-
-    def check_integrity(self) -> None:
-        """Do nothing: there is no index to check."""
 
     def close(self) -> None:
         """Do nothing."""

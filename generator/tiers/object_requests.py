@@ -1,17 +1,22 @@
-"""Requests to an object store, with the errors of tiers in the place of the library's."""
+"""The configured object store: requests to it, with the errors of tiers in the place of the library's."""
 
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-from obstore.store import ObjectStore
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
+from generator.settings import ObjectStoreSettings
 from generator.tiers.base import Damage, KvBroken, KvMissing, TierUnavailable
 from generator.tiers.circuit_breaker import CircuitBreaker
+from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -25,6 +30,14 @@ _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist")
 # A query may have a signature that gives access. A body may repeat what was signed.
 _PRIVATE = re.compile(r"\?[^\s)\"']*|<.*")
 _KIND = re.compile(r"\bkind: (\w+)")
+_STORES: dict[str, tuple[Any, str]] = {
+    "s3": (S3Store, "endpoint"),
+    "gs": (GCSStore, "base_url"),
+    "az": (AzureStore, "endpoint"),
+}
+"""The library's class for a scheme, and what it calls an endpoint."""
+# A request that fails at once, as when a connection has been closed, is made again within its time.
+_RETRY_SHARE = 0.25
 
 
 class Fetched(NamedTuple):
@@ -127,3 +140,40 @@ def _reason(error: Exception) -> str:
     reason = _PRIVATE.sub("", text).rpartition(" - ")[2][:_LONGEST_REASON].strip(" :")
     kinds = ", ".join(dict.fromkeys(_KIND.findall(details)))
     return f"{reason} ({kinds})" if kinds else reason
+
+
+def open_store(settings: ObjectStoreSettings) -> ObjectRequests:
+    """Requests to the configured store. Makes none yet. Raises ConfigError if the settings name no store.
+
+    Credentials come from the environment, as the library reads them.
+    """
+    scheme = urlsplit(settings.url).scheme
+    try:
+        store = _folder(settings) if scheme == "file" else _bucket(settings, scheme)
+    except (BaseError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"the object store {settings.url} cannot be opened: {reason}") from error
+    return ObjectRequests(store, settings.url)
+
+
+def _folder(settings: ObjectStoreSettings) -> ObjectStore:
+    return LocalStore(Path(unquote(urlsplit(settings.url).path)), mkdir=True)
+
+
+def _bucket(settings: ObjectStoreSettings, scheme: str) -> ObjectStore:
+    kind, endpoint = _STORES[scheme]
+    options = {endpoint: settings.endpoint, "region": settings.region}
+    store: ObjectStore = kind.from_url(
+        settings.url,
+        config={name: value for name, value in options.items() if value is not None},
+        client_options={
+            "allow_http": settings.allow_http,
+            "timeout": timedelta(seconds=settings.timeout_s * (1 - _RETRY_SHARE)),
+        },
+        retry_config={
+            "max_retries": 1,
+            "retry_timeout": timedelta(seconds=settings.timeout_s * _RETRY_SHARE),
+            "backoff": {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=50)},
+        },
+    )
+    return store

@@ -19,12 +19,12 @@ from generator.tiers.base import (
     StoredNode,
     TierFull,
     TierUnavailable,
+    discarding_writer,
 )
 from generator.tiers.disk_identity import store_identity
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
 from generator.tiers.node_object import ObjectReader, ObjectWriter
 from generator.tiers.object_requests import Fetched, ObjectRequests
-from generator.tiers.writers import DiscardingWriter
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
 
@@ -59,6 +59,7 @@ class ObjectStoreTier:
 
     tier = Tier.DISK
     on_network = True
+    highest_stamp = 0
 
     def __init__(
         self, requests: ObjectRequests, fingerprint: str, page_tokens: int, page_bytes: int, max_bytes: int
@@ -112,7 +113,7 @@ class ObjectStoreTier:
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:  # noqa: ARG002
         """Collect the node in memory, and upload it when it is whole."""
         if self._is_written(node.key):
-            discarding = DiscardingWriter(self._format.pages(node), self._format.page_bytes)
+            discarding = discarding_writer(self._format.pages(node), self._format.page_bytes)
             yield discarding
             discarding.finish()
             return
@@ -145,26 +146,6 @@ class ObjectStoreTier:
         with self._lock:
             known = [entry.node for _, entry in sorted(self._index.items()) if entry.node is not None]
         return [StoredNode(node) for node in known]
-
-    @property
-    def highest_stamp(self) -> int:
-        """Always 0: objects have no stamps."""
-        return 0
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes of the known objects of this fingerprint."""
-        with self._lock:
-            return self._used()
-
-    def check_integrity(self) -> None:
-        """Assert that the index has the objects that are stored, with their sizes, and that no room is reserved."""
-        stored = dict(self._keys())
-        with self._lock:
-            assert not self._reserved, "room is reserved, but nothing is being written"
-            assert {key: entry.bytes for key, entry in self._index.items()} == stored
-            for key, (size, node) in self._index.items():
-                assert node is None or (node.key, self._format.file_bytes(node)) == (key, size)
 
     def close(self) -> None:
         """Do nothing: the store's connections end with it."""

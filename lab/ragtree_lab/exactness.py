@@ -23,11 +23,12 @@ from pathlib import Path
 import msgspec
 
 from cachectl.settings import ControllerSettings
-from examine.measuring.engines import EngineMaker, Generation, generate, kv_cache_of
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
+from examine.measuring.engines import Generation, generate
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan, Reuse
 from protocol.prompts import Prompt, SegmentKind
+from ragtree_lab.measuring.engines import ComparedEngines, kv_cache_of
 from ragtree_lab.measuring.local_stack import LocalStack
 
 NAMESPACE = "exactness"
@@ -85,7 +86,7 @@ class ExactnessBenchmark:
 
     def __init__(
         self,
-        engines: EngineMaker,
+        engines: ComparedEngines,
         controller: ControllerSettings,
         profiles: Path,
         dtype: str,

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 from pydantic import ValidationError
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import ConfigError
 from protocol.retrieval import SearchKind
 from ragtree_lab.measuring.recalls import mean_recall_and_gain

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from examine.measuring.answer_scores import exact_match, f1, holds_answer
+from examine.evaluation.scores import exact_match, f1, holds_answer
+from examine.measuring import Progress
 from examine.measuring.engines import Generation
-from examine.measuring.progress import Progress
 from examine.measuring.statistics import bootstrap_interval
 from protocol.generation import Sampling
 from protocol.parts import PromptLayout
@@ -72,7 +72,7 @@ class OrderRow(msgspec.Struct, frozen=True):
     The TTFT is of questions asked together, so it includes waiting for each other's prefills.
 
     ``exact_match``, ``subspan_match`` and ``f1`` are means over questions, from 0 to 1
-    (`examine.measuring.answer_scores`). A subspan match only needs the answer to contain a right one (Liu et al.,
+    (`examine.evaluation.scores`). A subspan match only needs the answer to contain a right one (Liu et al.,
     2023), because small models answer in sentences. ``f1_over_retrieval`` and ``subspan_over_retrieval`` are the gains
     over retrieval order; None for that order itself.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from protocol.retrieval import SearchKind
 from ragtree_lab.measuring.exact_search import ExactSearch

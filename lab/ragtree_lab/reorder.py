@@ -12,7 +12,7 @@ from statistics import mean
 
 import msgspec
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import ConfigError, InternalError
 from ragtree_lab.measuring.phases import Measured, OpenLoop, one_by_one
 from ragtree_lab.measuring.systems import System, Systems

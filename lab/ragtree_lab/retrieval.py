@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.measuring.tuned_index import tuned
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained, VectorIndex

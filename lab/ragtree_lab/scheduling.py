@@ -20,15 +20,16 @@ import msgspec
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.runtime.gc_tuning import spare_full_collections
+from cachectl.runtime.live_controller import spare_full_collections
 from cachectl.scheduling import speculation
 from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree import knowledge_tree as tree
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from examine.measuring.progress import Progress
+from cachectl.tree.load_or_recompute import TreeCosts
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from protocol.plans import SpeculationDecision
 
@@ -140,7 +141,10 @@ class _Load:
         tokens = nodes * DOCUMENT_TOKENS
         gpu = max(RUNNING * TOP_K * DOCUMENT_TOKENS * 2, int(tokens * GPU_SHARE))
         self._tree = KnowledgeTree(
-            create_policy(policy, lookahead), Capacities(gpu, tokens - gpu), ["one"], device.prefill_seconds
+            create_policy(policy, lookahead),
+            KvStorage(Capacities(gpu, tokens - gpu)),
+            ["one"],
+            TreeCosts(device.prefill_seconds),
         )
         self._scheduler = Scheduler(self._tree, lookahead, RUNNING, WAITING + 1, WAITING, slack=SLACK)
         self._nodes = nodes

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from cachectl.runtime.controller import Controller
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline
@@ -207,7 +207,6 @@ class SpeculationBenchmark:
                 await self._warm(asker)
                 for number, rate in enumerate(rates):
                     sweep.append(await self._rate(asker, rate, number, len(rates)))
-        live.controller.check_integrity()
         name = (await engine.info()).engine
         settings = self._settings
         return SpeculationResult(

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from examine.measuring import Progress
 from examine.measuring.engines import Generation
-from examine.measuring.progress import Progress
 from protocol.errors import ConfigError
 from protocol.plans import Reuse
 from protocol.prompts import Prompt

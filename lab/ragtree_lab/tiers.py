@@ -14,14 +14,16 @@ from statistics import median
 
 import msgspec
 
-from examine.measuring.engines import EngineMaker, Generation
+from examine.measuring import Progress
+from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import KvPath
-from examine.measuring.progress import Progress
 from examine.measuring.statistics import percentile
 from examine.measuring.tier_rounds import DISK_COLD, caching_round, copy_rate, plain_round, read_rate, round_segments
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
 from protocol.tiers import Tier
+from ragtree_lab.measuring.engines import ComparedEngines
+from ragtree_lab.measuring.file_cache import evict_from_file_cache
 
 BELOW = (Tier.HOST, Tier.DISK)
 CASES = ("plain", "floor", "miss", "gpu", "host", "disk", DISK_COLD)
@@ -59,7 +61,7 @@ class TiersResult(msgspec.Struct, frozen=True):
 class TiersBenchmark:
     """Measures ``documents`` documents of ``document_tokens`` tokens behind a system prompt, in ``rounds`` rounds."""
 
-    def __init__(self, engines: EngineMaker, documents: int, document_tokens: int, rounds: int) -> None:
+    def __init__(self, engines: ComparedEngines, documents: int, document_tokens: int, rounds: int) -> None:
         self._engines = engines
         self._documents = documents
         self._document_tokens = document_tokens
@@ -120,9 +122,12 @@ class TiersBenchmark:
     async def _round(
         self, plain: VllmEngine, caching: VllmEngine, path: KvPath, number: int, disk: Path
     ) -> dict[str, Generation]:
+        def cool() -> bool:
+            return evict_from_file_cache(disk)
+
         if number % 2:
-            return await plain_round(plain, path) | await caching_round(caching, path, BELOW, disk)
-        return await caching_round(caching, path, BELOW, disk) | await plain_round(plain, path)
+            return await plain_round(plain, path) | await caching_round(caching, path, BELOW, cool)
+        return await caching_round(caching, path, BELOW, cool) | await plain_round(plain, path)
 
 
 def _ratio(measured: list[float], baseline: list[float]) -> float:

@@ -5,10 +5,10 @@ from random import Random
 
 import msgspec
 import pytest
+from controller_integrity import check_integrity
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import policy_names
-from cachectl.tree.integrity import check_integrity
 from ragtree_lab.scheduling import (
     DOCUMENT_TOKENS,
     RUNNING,
@@ -95,7 +95,7 @@ def test_tree_stays_full(policy):
         assert gpu.used + RUNNING * TOP_K * DOCUMENT_TOKENS >= gpu.capacity
         load.measure(40)
         check_integrity(load._tree)
-        load._scheduler.check_integrity()
+        check_integrity(load._scheduler)
     assert load.row().evictions > 0
 
 

@@ -4,17 +4,13 @@ It reads one document after another from standard input. The kernel limits its p
 process is killed or gets a MemoryError. It cannot write files.
 """
 
-import os
 import sys
 
 import msgspec
 
 from protocol.errors import BrokenDocument, EncryptedDocument, InvalidEncoding
 from retriever.loaders.base import LoadedText
-from subprocesses.frames import read_frame, write_frame
-from subprocesses.limits import confine, limit_processor_time
-
-_NICENESS = 5
+from subprocesses.worker_process import confine, give_way, limit_processor_time, read_frame, write_frame
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
@@ -53,8 +49,7 @@ def _load(request: LoadRequest) -> LoadReply:
 
 def main(memory_bytes: int) -> None:
     """Read documents until standard input closes."""
-    # Searches run at the same time.
-    os.nice(_NICENESS)
+    give_way()
     confine(memory_bytes)
     while True:
         try:

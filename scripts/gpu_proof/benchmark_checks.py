@@ -5,12 +5,12 @@ import random
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from examine.measuring.engines import EngineMaker
 from examine.measuring.kv_paths import random_segment
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, SegmentKind
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.tiers import TiersBenchmark
 from ragtree_lab.workloads.prompt_streams import Arrival, poisson
 from ragtree_lab.workloads.retrieved_prompts import document_tokens
@@ -103,7 +103,7 @@ class BenchmarkChecks:
 
     async def tiers(self) -> str:
         """Time to first token by tier, against plain vLLM ("plain") and its own prefix cache ("floor")."""
-        engines = EngineMaker(self._settings, self._models, at_once=2)
+        engines = ComparedEngines(self._settings, self._models, at_once=2)
         benchmark = TiersBenchmark(engines, 2, self._size.tier_tokens, self._size.tier_rounds)
         result = await benchmark.run(_quietly)
         times = result.ttft_ms
@@ -125,7 +125,7 @@ class BenchmarkChecks:
         from ragtree_lab.replay.benchmark import ReplayBenchmark, ReplaySettings
 
         size = self._size
-        engines = EngineMaker(self._settings, self._models, at_once=3, kv_tokens=size.kv_tokens)
+        engines = ComparedEngines(self._settings, self._models, at_once=3, kv_tokens=size.kv_tokens)
         gib = size.replay_gib
         systems = Systems(engines, ControllerSettings(), self._profiles, host_gib=gib, disk_gib=gib)
         settings = ReplaySettings(2 * size.requests, size.requests, size.requests, size.requests, 0, 8)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.layout_map import KvShape
-from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
 from generator.connector.blocks.open_blocks import open_blocks
-from generator.connector.blocks.pinned_memory import PinnedArena
+from generator.connector.blocks.paged_blocks import EngineCache
+from generator.tiers.arena import HostArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages
 from scripts.gpu_proof.groups import NEUTRAL
@@ -71,16 +71,17 @@ class BlockCache:
         self._memory = [torch.randn(size, device=device).to(torch.bfloat16) for _ in range(count)]
         self._layers = self._views(self._memory)
         writer = _Writer(KvShape(shape.tokens, shape.heads, shape.dim, shape.dim), packed)
-        self.blocks = open_blocks(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer, neutral)
+        cache = EngineCache(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer)
+        self.blocks = open_blocks(cache, neutral)
         # The same layout in the CPU's memory, to look at what the device holds.
         self._mirror = [torch.empty(size, dtype=torch.bfloat16) for _ in range(count)]
         mirrored = self._named(self._views(self._mirror))
         on_cpu = NeutralCpuBlocks if neutral else CpuBlocks
-        self._mirrored = on_cpu(mirrored, shape.blocks, shape.tokens, lambda _: writer)
+        self._mirrored = on_cpu(EngineCache(mirrored, shape.blocks, shape.tokens, lambda _: writer))
         pages = 2 * shape.blocks
         folder = task.host_folder(pages * self.blocks.page_bytes)
         self._file = Path(tempfile.mkdtemp(prefix="ragtree-proof-", dir=folder)) / "arena"
-        self.arena = PinnedArena(self._file, "proof", shape.tokens, self.blocks.page_bytes, pages, self.blocks.pin)
+        self.arena = HostArena(self._file, "proof", shape.tokens, self.blocks.page_bytes, pages, self.blocks.pin)
 
     def close(self) -> None:
         """Free the arena."""

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from examine.composing.composed_plans import ComposedPlans
+from examine.composing.benchmark import ComposedPlans
 from examine.composing.rows import Way
 from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import random_segment

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from examine.composing.composed_plans import ComposedPlans
+from examine.composing.benchmark import ComposedPlans
 from examine.composing.rows import Way
 from examine.measuring.kv_paths import KvPath, random_segment
 from protocol.kv import Orders

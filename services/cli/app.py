@@ -11,7 +11,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import cache, config, doctor, evaluate, gate, graph, ingest, join, models, query, search, stack
+from services.cli import cache, config, doctor, evaluate, gate, graph, ingest, models, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -21,12 +21,12 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(stack.up)
-app.command()(join.join)
+app.command()(stack.join)
 app.command()(stack.down)
 app.command()(stack.status)
 app.command()(doctor.doctor)
 app.command()(ingest.ingest)
-app.command()(query.query)
+app.command()(search.query)
 app.command("eval")(evaluate.evaluate)
 app.command()(models.models)
 app.command()(search.search)

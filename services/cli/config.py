@@ -22,7 +22,7 @@ def show() -> None:
 @app.command()
 def render() -> None:
     """Print a Ray Serve config file of the stack, for `serve run` and for a RayService on Kubernetes."""
-    from services.serve.serve_config import render as rendered
+    from services.serving import render as rendered
 
     print(rendered(load_config()), end="")
 

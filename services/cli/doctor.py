@@ -3,7 +3,6 @@
 import asyncio
 import atexit
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from examine.doctor.outcome import CheckResult, Diagnosis, Status
-from examine.doctor.surroundings import Surroundings
+from examine.doctor.outcome import Diagnosis, Status
+from examine.signals import ended_by_signals
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
-from services.cli.signals import ended_by_signals
 from services.config import Config, load_config
 from services.model import kv_settings
 from services.stack.run_state import RunState
@@ -35,10 +33,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
-    from cachectl.runtime.composing.gate import GateFolder
-    from examine.doctor.context import Context
-    from examine.doctor.examination import Examination
-    from examine.doctor.standard_checks import standard_checks
+    from cachectl.runtime.composing import GateFolder
+    from examine.doctor.context import Context, Surroundings
+    from examine.doctor.examination import Examination, standard_checks
     from examine.doctor.workplace import Workplace
     from generator.models import ModelStore
 
@@ -46,7 +43,9 @@ def doctor(
     settings = _settings(config, model)
     atexit.register(_silence)
     with ended_by_signals(), Workplace(settings.kv, log) as place:
-        surroundings = _surroundings(config)
+        running = RunState(config.data_dir).running()
+        busy = psutil.cpu_percent(interval=_BUSY_SAMPLE_S) / 100
+        surroundings = Surroundings(running.url if running is not None else None, busy)
         with place.log.capturing() as terminal, StepBars(console=Console(file=terminal)) as show:
             context = Context(settings, ModelStore(config.cache_dir), place, surroundings, show)
             diagnosis = asyncio.run(Examination(standard_checks(GateFolder(config.cache_dir))).run(context, show))
@@ -69,26 +68,15 @@ def _settings(config: Config, model: str | None) -> GeneratorSettings:
     return config.generator.model_copy(update=changes)
 
 
-def _surroundings(config: Config) -> Surroundings:
-    running = RunState(config.data_dir).running()
-    busy = psutil.cpu_percent(interval=_BUSY_SAMPLE_S) / 100
-    return Surroundings(running.url if running is not None else None, busy)
-
-
 def _print(diagnosis: Diagnosis) -> None:
     table = Table("check", "result", "figure")
     for check in diagnosis.checks:
         colour = _COLOURS[check.status]
         table.add_row(check.name, f"[{colour}]{check.status}[/]", check.figure or check.why)
     results.print(table)
-    for check in _with_advice(diagnosis):
+    # The first failure is the last line, on standard error.
+    for check in [*(check for check in diagnosis.checks if check.status is Status.WARNING), *diagnosis.failures[1:]]:
         results.print(f"{check.name}: {check.why}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _with_advice(diagnosis: Diagnosis) -> Iterator[CheckResult]:
-    """Yield what needs more than the table. The first failure is the last line, on standard error."""
-    yield from (check for check in diagnosis.checks if check.status is Status.WARNING)
-    yield from diagnosis.failures[1:]
 
 
 def _silence() -> None:

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from examine.signals import ended_by_signals, undisturbed_by_signals
 from protocol.documents import DEFAULT_COLLECTION
 from protocol.errors import ConfigError, RagtreeError
 from protocol.plans import Reuse
 from protocol.retrieval import SearchKind
 from services.cli.connection import ApiKeyOption, CollectionOption, JsonOption, UrlOption, connect
 from services.cli.output import StepBars, errors, print_json, results
-from services.cli.signals import ended_by_signals, undisturbed_by_signals
-from services.client import StackClient, StackUnreachable
+from services.client import StackUnreachable
 
 if TYPE_CHECKING:
     from examine.evaluation.asking import Mode
-    from examine.evaluation.evaluation import Evaluation, EvaluationReport
-    from examine.report_folder import ReportFolder
+    from examine.evaluation.evaluation import Evaluation, EvaluationReport, ReportFolder
 
 _SHOWN_FAILURES = 5
 
@@ -84,18 +83,19 @@ def evaluate(
     Ctrl-C keeps what was measured. The exit code is 0 only if a question was answered.
     """
     from examine.evaluation.asking import Asker
-    from examine.evaluation.evaluation import Evaluation, EvaluationSubject
+    from examine.evaluation.evaluation import Evaluation, EvaluationSubject, ReportFolder
     from examine.evaluation.question_file import read_questions
-    from examine.report_folder import ReportFolder
 
     questions = read_questions(dataset, limit)
     client = connect(url, api_key)
-    _require_ready(client)
+    missing = client.readiness()
+    if missing is not None:
+        raise StackUnreachable(f"the stack at {client.url} answers no queries: {missing.reason}")
     folder = None if report is None else ReportFolder(report, "report")
     asked = EvaluationSubject(
         url=client.url,
         dataset=dataset.name,
-        sha256=_sha256(dataset),
+        sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
         started=datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
         questions=len(questions),
         collection=collection,
@@ -125,17 +125,6 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _require_ready(client: StackClient) -> None:
-    missing = client.readiness()
-    if missing is not None:
-        raise StackUnreachable(f"the stack at {client.url} answers no queries: {missing.reason}")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
 def _modes(reuse: AskedReuse | None) -> "Sequence[Mode]":
     from examine.evaluation.asking import Mode
     from examine.evaluation.evaluation import BOTH
@@ -161,16 +150,15 @@ def _publish(
 def _write(report: "EvaluationReport", evaluation: "Evaluation", folder: "ReportFolder") -> None:
     import msgspec
 
-    from examine.evaluation.evaluation import PICTURE, REPORT
-    from examine.evaluation.markdown_report import render
+    from examine.evaluation.evaluation import PICTURE, REPORT, REPORT_TEXT
     from examine.evaluation.plot import draw
-    from examine.report_folder import REPORT as TEXT
+    from examine.evaluation.tables import render
 
     try:
         folder.write(REPORT, msgspec.json.format(msgspec.json.encode(report)))
         if report.answered:
             draw(report, evaluation.rows, folder.path / PICTURE)
-        folder.write(TEXT, render(report).encode())
+        folder.write(REPORT_TEXT, render(report).encode())
     except OSError as error:
         raise ConfigError(f"the report's folder cannot be written: {error.strerror}", "report") from error
 

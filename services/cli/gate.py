@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,10 @@ import typer
 from rich.table import Table
 
 from examine.gate import MOST_QUESTIONS
+from examine.signals import ended_by_signals
 from protocol.gate import DEPENDENCY
 from services.cli.connection import JsonOption
 from services.cli.output import StepBars, errors, print_json, results
-from services.cli.signals import ended_by_signals
 from services.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -60,10 +61,9 @@ def run(
 
     A stack uses it from its next start on. The exit code is 0 only if the gate is passed.
     """
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from examine.composing.rows import Way
-    from examine.gate.examination import examine, probe_set
-    from examine.gate.fact_examination import FactExamination
+    from examine.gate.examination import FactExamination, examine, probe_set
 
     config = load_config()
     way = Way(
@@ -86,7 +86,7 @@ def run(
 @app.command()
 def show(as_json: JsonOption = False) -> None:
     """Show what was found out about every model on this machine."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
 
     reports = list(GateFolder(load_config().cache_dir).all())
     if not reports and not as_json:
@@ -110,20 +110,15 @@ def _texts(config: Config) -> list[str]:
 def _stored_texts(config: Config, characters: int) -> list[str]:
     from retriever.store.chunks import Chunks
     from retriever.store.database import Database
-    from services.shards import shard_folders
 
     texts: list[str] = []
-    folders = shard_folders(config)
+    folders = config.shard_folders
     for shard in range(config.retriever.shards.count):
         file = folders.of(shard) / "store.sqlite3"
         if not file.exists():
             continue
-        database = Database(file)
-        try:
-            with database.read() as transaction:
-                texts += Chunks().sample(transaction, _TEXTS, characters)
-        finally:
-            database.close()
+        with closing(Database(file)) as database, database.read() as transaction:
+            texts += Chunks().sample(transaction, _TEXTS, characters)
     return texts[:_TEXTS]
 
 

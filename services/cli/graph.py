@@ -54,11 +54,16 @@ def show(
     )
 
 
+def print_relation(relation: dict[str, Any]) -> None:
+    """Print a relation, and the document that states it."""
+    stated = f"{relation['head']} -{relation['relation']}-> {relation['tail']}"
+    # Text, not str: rich would take brackets in a name for markup.
+    results.print(Text.assemble(stated, (f"  {relation['document_id']}", "dim")))
+
+
 def _print_relations(found: dict[str, Any]) -> None:
     for relation in found["relations"]:
-        stated = f"{relation['head']} -{relation['relation']}-> {relation['tail']}"
-        # Text, not str: rich would take brackets in a name for markup.
-        results.print(Text.assemble(stated, (f"  {relation['document_id']}", "dim")))
+        print_relation(relation)
     related = {relation[end] for relation in found["relations"] for end in ("head", "tail")}
     for entity in found["entities"]:
         if entity["name"] not in related:

@@ -1,7 +1,7 @@
 """``ragtree ingest``: uploads documents, with a progress bar. Unreadable documents are reported and skipped."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,7 +57,8 @@ def ingest(
     for failure in ingestion.failures:
         errors.print(f"[red]skipped[/] {failure}", highlight=False)
     errors.print(
-        f"{ingestion.stored} documents ingested, {ingestion.unchanged} unchanged, {ingestion.failed} skipped.",
+        f"{ingestion.count('stored')} documents ingested, {ingestion.count('unchanged')} unchanged, "
+        f"{ingestion.failed} skipped.",
         highlight=False,
     )
     if ingestion.failed:
@@ -87,19 +88,9 @@ class Ingestion:
         self._files: dict[str, Path] = {}
 
     @property
-    def stored(self) -> int:
-        """Number of new or changed documents."""
-        return self._count("stored")
-
-    @property
-    def unchanged(self) -> int:
-        """Number of documents that were already stored."""
-        return self._count("unchanged")
-
-    @property
     def failed(self) -> int:
         """Number of skipped documents."""
-        return self._count("failed_documents") + len(self._refused)
+        return self.count("failed_documents") + len(self._refused)
 
     @property
     def failures(self) -> Iterator[str]:
@@ -140,7 +131,8 @@ class Ingestion:
         """Upload JSON lines in batches."""
         before = 0
         for batch in _batches(lines):
-            self._send_batch(batch, name, before)
+            body = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in batch)
+            self._follow(self._client.put_batch(self._collection, body), name, len(batch), before)
             before += len(batch)
 
     def wait(self) -> None:
@@ -153,10 +145,6 @@ class Ingestion:
                 if job.state["status"] in UNFINISHED:
                     time.sleep(0.1)
 
-    def _send_batch(self, batch: Sequence[bytes], name: str, lines_before: int) -> None:
-        body = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in batch)
-        self._follow(self._client.put_batch(self._collection, body), name, len(batch), lines_before)
-
     def _follow(self, state: dict[str, Any], name: str, documents: int, lines_before: int = 0) -> None:
         self._jobs.append(_Job(state, name, lines_before))
         self._sent += documents
@@ -165,11 +153,12 @@ class Ingestion:
     def _refuse(self, file: Path, reason: str) -> None:
         self._refused.append(f"{file}: {reason}")
 
-    def _count(self, field: str) -> int:
+    def count(self, field: str) -> int:
+        """Return the sum of a field over the jobs: ``stored``, ``unchanged`` or ``failed_documents``."""
         return sum(job.state[field] for job in self._jobs)
 
     def _show(self) -> None:
-        done = self._count("stored") + self._count("unchanged") + self._count("failed_documents")
+        done = self.count("stored") + self.count("unchanged") + self.count("failed_documents")
         self._progress.update(self._bar, total=self._sent, completed=done)
 
 

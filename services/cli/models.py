@@ -8,8 +8,7 @@ from rich.table import Table
 
 from generator.catalogue import CATALOGUE
 from generator.device import Device, find_device
-from generator.memory_fit import Fit, memory_fit
-from generator.model_facts import ModelFacts, facts_of_folder
+from generator.memory_fit import Fit, ModelFacts, facts_of_folder, memory_fit
 from generator.models import SHIPPED, ModelStore
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, results

@@ -51,7 +51,6 @@ class StepBars:
         self._progress = progress_bar(self._console)
         self._clock = clock
         self._bars: dict[str, TaskID] = {}
-        self._done: dict[str, int] = {}
         self._said_at: dict[str, float] = {}
 
     def __enter__(self) -> "StepBars":
@@ -80,9 +79,3 @@ class StepBars:
             return
         self._said_at[step] = now
         self._console.print(f"{step}: {done}" + ("" if total is None else f" of {total}"), highlight=False)
-
-    def advance(self, step: str, count: int, total: int | None) -> None:
-        """Add ``count`` to a step's progress. A finished step starts again."""
-        done = self._done.get(step, 0)
-        self._done[step] = count if done == total else done + count
-        self(step, self._done[step], total)

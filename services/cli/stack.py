@@ -1,4 +1,4 @@
-"""``ragtree up``, ``down`` and ``status``: start, stop and check a stack on this machine."""
+"""``ragtree up``, ``join``, ``down`` and ``status``: start, join, stop and check a stack on this machine."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from services.cli.models import advice
 from services.cli.output import errors, results
 from services.config import Config, load_config
 from services.model import generator_factory
-from services.stack.detached import StackProcess
+from services.stack.run_state import StackProcess
 
 MODEL_VARIABLE = "RAGTREE_GENERATOR__MODEL"
 """The environment variable that tells a detached stack its model."""
@@ -92,3 +92,29 @@ def status(url: UrlOption = None, api_key: ApiKeyOption = None, as_json: JsonOpt
         for held in collections:
             results.print(f"  {held['name']}: {held['documents']} documents, {held['chunks']} chunks", highlight=False)
     raise typer.Exit(0 if missing is None else 1)
+
+
+def join(
+    head: Annotated[
+        str, typer.Argument(metavar="HEAD:PORT", help="The first machine and its cluster.port.", show_default=False)
+    ],
+    wait_s: Annotated[
+        float, typer.Option(help="Give up if this machine is not a member after this many seconds.")
+    ] = 120.0,
+) -> None:
+    """Run engines of another machine's stack on this machine. Ctrl-C leaves it.
+
+    The first machine runs `ragtree up` with cluster.port. Both need the same RAGTree, Ray's token
+    (~/.ray/auth_token) and, to read each other's KV, the same generator.kv.peers.key_file. Folders, memory and
+    addresses are this machine's own options; all else comes from the first machine.
+    """
+    config = load_config()
+    config.observability.configure_logging()
+    # Ray takes a second to import.
+    from services.cluster.member import Member
+
+    def joined() -> None:
+        room = config.cluster.engines
+        errors.print(f"Joined {head} with room for {room} instance{'s' * (room != 1)}. Ctrl-C leaves.", highlight=False)
+
+    Member(config, head).run(wait_s, lambda what: errors.print(what, highlight=False, markup=False), joined)

@@ -1,12 +1,25 @@
-"""The first machine of a stack: what stays on it, and how its Ray lets others join."""
+"""The first machine of a stack: what stays on it, how its Ray lets others join, and how they ask it.
+
+All machines must have the same release, and tell it to the others as labels of their Ray nodes.
+"""
 
 import os
+import platform
 import socket
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
+import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # public calls need a Ray node here
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray.exceptions import AuthenticationError, RayError
+
 from generator.device import Device, find_device
-from protocol.errors import ConfigError
-from services.cluster.identity import identity_labels
+from generator.peers.handshake import PeerKey
+from generator.peers.wire import host_and_port
+from generator.settings import PeerSettings
+from protocol.errors import ConfigError, RagtreeError
 from services.config import Config
 from services.serve.replica_settings import PlacementSettings
 
@@ -22,8 +35,22 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 Ray's default would reserve a third of the machine's memory.
 """
 
-_HEAD = {"node:__internal_head__": 0.001}
-"""A little of the resource that Ray gives the first machine alone."""
+_HEAD = "node:__internal_head__"
+"""The resource that Ray gives the first machine alone."""
+
+_REACHED_S = 5.0
+"""How long the first machine may take to accept a connection. Ray itself would try for 40 s."""
+_ANSWER_S = 10.0
+
+_NO_KEY = "none"
+_COMMON = {
+    "ragtree.io/version": "RAGTree",
+    "ragtree.io/ray": "Ray",
+    "ragtree.io/python": "Python",
+    "ragtree.io/peers-key": "the key of the peers (generator.kv.peers.key_file)",
+}
+"""Labels, and what they stand for in messages. A key's label is a digest."""
+_RAGTREE, _RAY, _PYTHON, _KEY = _COMMON
 
 
 def placed(config: Config) -> Config:
@@ -39,9 +66,9 @@ def placed(config: Config) -> Config:
     parts = {
         "generator": _needing(serving.generator, {ENGINE: 1}),
         "kv_generators": _needing(serving.kv_generators, {ENGINE: 1, **on_cpus}),
-        "gateway": _needing(serving.gateway, _HEAD),
-        "retriever": _needing(serving.retriever, _HEAD),
-        "controller": _needing(serving.controller, _HEAD),
+        "gateway": _needing(serving.gateway, {_HEAD: 0.001}),
+        "retriever": _needing(serving.retriever, {_HEAD: 0.001}),
+        "controller": _needing(serving.controller, {_HEAD: 0.001}),
     }
     return config.model_copy(update={"serving": serving.model_copy(update=parts)})
 
@@ -82,3 +109,91 @@ def require_token(param: str) -> None:
 
 def _needing(placement: PlacementSettings, resources: dict[str, float]) -> PlacementSettings:
     return placement.model_copy(update={"resources": {**resources, **placement.resources}})
+
+
+class JoinFailed(RagtreeError):
+    """The machine cannot join a stack, or no longer belongs to it."""
+
+    code = "join_failed"
+
+
+class Head:
+    """The first machine of a stack, at ``address``: ``host:port``, by its ``cluster.port``.
+
+    Raises ConfigError if the address is none. Raises JoinFailed if nothing answers there, or if it refuses Ray's token
+    of this machine.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        try:
+            host, port = host_and_port(address)
+        except ValueError as error:
+            raise ConfigError(f"{error}, as in `ragtree join 10.0.0.1:6379`", "head") from error
+        try:
+            socket.create_connection((host, port), _REACHED_S).close()
+        except OSError as error:
+            raise JoinFailed(
+                f"nothing answers at {address}: {error}. Does `ragtree up` run there with cluster.port={port}, and "
+                "does the network let this machine reach it?"
+            ) from error
+        try:
+            self._client = GcsClient(address=address)
+        except AuthenticationError as error:
+            raise JoinFailed(
+                f"{address} refuses this machine's token: copy ~/.ray/auth_token of the first machine to the same "
+                "place here, or name the copy in RAY_AUTH_TOKEN_PATH"
+            ) from error
+        except RayError as error:
+            raise JoinFailed(f"what answers at {address} is not Ray, or not this version of it: {error}") from error
+
+    def check(self, own: Mapping[str, str]) -> None:
+        """Raise JoinFailed if a machine with these labels cannot be part of the stack."""
+        first = next((node for node in self._alive() if _HEAD in node.resources_total), None)
+        if first is None:
+            raise JoinFailed(f"{self._address} is starting, or its Ray has no head; try again")
+        reason = difference(first.labels, own)
+        if reason is not None:
+            raise JoinFailed(f"this machine cannot join {self._address}: {reason}")
+
+    def has(self, node: str) -> bool:
+        """Whether a node of this name belongs to the cluster now. Raises JoinFailed if the head does not answer."""
+        return any(found.node_name == node for found in self._alive())
+
+    def _alive(self) -> list[GcsNodeInfo]:
+        try:
+            nodes = self._client.get_all_node_info(timeout=_ANSWER_S).values()
+        except RayError as error:
+            raise JoinFailed(f"{self._address} does not answer any more: {error}") from error
+        return [node for node in nodes if node.state == GcsNodeInfo.ALIVE]
+
+
+def identity_labels(config: Config) -> dict[str, str]:
+    """The labels of this machine. Raises ConfigError if the key of the peers cannot be read, or is too short."""
+    return {
+        _RAGTREE: version("ragtree"),
+        _RAY: ray.__version__,
+        _PYTHON: platform.python_version(),
+        _KEY: _key_label(config.generator.kv.peers),
+    }
+
+
+def difference(first: Mapping[str, str], own: Mapping[str, str]) -> str | None:
+    """Say what another machine has other than the ``first`` one of a stack; None if nothing that matters."""
+    if _RAGTREE not in first:
+        return "it is the head of a Ray that `ragtree up` has not started"
+    for label, what in _COMMON.items():
+        there, here = first.get(label), own[label]
+        if there == here:
+            continue
+        if label != _KEY:
+            return f"it has {what} {there}, and this machine has {here}"
+        if _NO_KEY in (there, here):
+            return f"only {'this machine' if there == _NO_KEY else 'the first machine'} has {what}"
+        return f"it has another secret as {what}"
+    return None
+
+
+def _key_label(peers: PeerSettings) -> str:
+    secret = peers.key()
+    return _NO_KEY if secret is None else PeerKey(secret).fingerprint

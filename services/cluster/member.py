@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
 from uuid import uuid4
 
 import msgspec
@@ -12,16 +14,11 @@ import psutil
 from ray.util import get_node_ip_address
 
 from generator.device import find_device
-from services.cluster.first_machine import require_token, room
-from services.cluster.head import Head, JoinFailed
-from services.cluster.identity import identity_labels
-from services.cluster.joining_node import start_node
+from services.cluster.first_machine import OBJECT_STORE_BYTES, Head, JoinFailed, identity_labels, require_token, room
 from services.cluster.machine import VARIABLE, Machine
 from services.config import Config
 from services.model import kv_settings
-from services.stack.interrupt import interrupt
-from services.stack.process_family import end_family
-from services.stack.run_state import RunState, end_of
+from services.stack.run_state import RunState, end_family, end_of
 
 _POLL_S = 0.2
 _DRAIN_S = 30
@@ -49,7 +46,7 @@ class Member:
         Raises Conflict if a stack owns the data folder, ConfigError if the configuration does not allow it, and
         JoinFailed if the machine cannot join within ``wait_s`` seconds, or if its node ends.
         """
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Files written from here on, also by Ray's processes, contain documents.
         os.umask(0o077)
         require_token("head")
@@ -74,7 +71,15 @@ class Member:
         host = self._config.cluster.host or get_node_ip_address(self._head)
         name = f"ragtree-{uuid4().hex[:12]}"
         with self._state.log_file.open("wb") as output:
-            node = start_node(self._head, host, name, output, *self._options(labels), environment=self._environment())
+            node = start_node(
+                *(self._head, host, name, output),
+                *("--resources", msgspec.json.encode(room(self._config.cluster.engines, find_device())).decode()),
+                *("--labels", ",".join(f"{label}={value}" for label, value in labels.items())),
+                environment={
+                    VARIABLE: Machine.of(self._config).model_dump_json(),
+                    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(_DRAIN_S),
+                },
+            )
         try:
             self._await_member(head, node, name, wait_s, on_wait)
             on_joined()
@@ -105,17 +110,29 @@ class Member:
                 raise JoinFailed(f"this machine did not become a member within {wait_s:g} s:\n{self._log_tail()}")
             time.sleep(_POLL_S)
 
-    def _options(self, labels: dict[str, str]) -> list[str]:
-        return [
-            *("--resources", msgspec.json.encode(room(self._config.cluster.engines, find_device())).decode()),
-            *("--labels", ",".join(f"{label}={value}" for label, value in labels.items())),
-        ]
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            VARIABLE: Machine.of(self._config).model_dump_json(),
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(_DRAIN_S),
-        }
-
     def _log_tail(self) -> str:
         return end_of(self._state.log_file)
+
+
+def start_node(
+    head: str, host: str, name: str, output: BinaryIO, *options: str, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a node with this ``name`` that joins the Ray at ``head``, and is reached at ``host``.
+
+    ``options`` are those of ``ray start``. The node's workers have the variables of ``environment``, too. It ends when
+    it loses the head; end it with ``end_family``.
+    """
+    return subprocess.Popen(  # noqa: S603  # nosec B603  # the arguments are the operator's
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            *("--address", head, "--node-ip-address", host, "--node-name", name),
+            *("--object-store-memory", str(OBJECT_STORE_BYTES)),
+            *options,
+        ],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        # A Ctrl-C of the terminal is for this process, which then ends the node in order.
+        start_new_session=True,
+    )

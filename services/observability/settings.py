@@ -1,11 +1,12 @@
 """Settings of a process's log and traces."""
 
+import logging
 import os
 
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field
 
+from protocol.errors import InternalError, RagtreeError
 from protocol.logs import LogFormat, LogLevel, configure_logging
-from services.observability.refusals import leave_refusals_out
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -40,3 +41,19 @@ class ObservabilitySettings(BaseModel):
         """Configure this process's log."""
         configure_logging(self.log_level, self.log_format)
         leave_refusals_out()
+
+
+_SERVE_LOGGER = "ray.serve"
+
+
+def leave_refusals_out() -> None:
+    """Keep errors that RAGTree raises on purpose out of Serve's log; defects stay in it.
+
+    Otherwise a caller whose requests are refused could fill the disk. The gateway logs a line for each request.
+    """
+    logging.getLogger(_SERVE_LOGGER).addFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, RagtreeError) or isinstance(error, InternalError)

@@ -12,9 +12,7 @@ from cachectl.settings import MOST_SHARDS
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
 from protocol.retrieval import Revisions
-from services.redis.link import RedisAway, RedisLink
-from services.redis.metrics import RedisMetrics
-from services.redis.settings import RedisSettings
+from services.redis.link import RedisAway, RedisLink, RedisMetrics, RedisSettings
 
 _STORE = "controller"
 _BATCH = 500

@@ -1,4 +1,4 @@
-"""A process's connection to Redis. It tracks whether Redis is up."""
+"""A process's connection to Redis, with its settings and metrics. It tracks whether Redis is up."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import structlog
-from redis.asyncio import BlockingConnectionPool, Redis
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -14,8 +16,6 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from protocol.repeating import repeated
-from services.redis.metrics import RedisMetrics
-from services.redis.settings import RedisSettings
 
 T = TypeVar("T")
 
@@ -26,6 +26,58 @@ _CONNECTIONS = 16
 _GONE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
+
+
+class RedisSettings(BaseModel):
+    """Which Redis to use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: SecretStr | None = Field(
+        None,
+        description="redis://, rediss:// or unix:// URL, with user and password if the server needs them. Without it, "
+        "each process has its own state, in memory or on disk.",
+    )
+    prefix: str = Field(
+        "ragtree", min_length=1, pattern=r"^[\w:.-]+$", description="Prefix of all keys; use one per deployment."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _usable(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            try:
+                pool = ConnectionPool.from_url(url.get_secret_value())
+                pool.connection_class(**pool.connection_kwargs)
+            except (ValueError, TypeError) as error:
+                # Do not chain the cause: it may quote the password.
+                kind = type(error).__name__
+                raise ValueError(f"not a valid redis://, rediss:// or unix:// URL ({kind})") from None
+        return url
+
+
+class RedisMetrics:
+    """Prometheus metrics of one process, in the caller's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.up = Gauge("ragtree_redis_up", "Whether Redis answered the last call or probe.", registry=registry)
+        self._errors = Counter(
+            "ragtree_redis_errors_total",
+            "Calls that Redis did not serve, including those not tried while it was down.",
+            ["store"],
+            registry=registry,
+        )
+        self._dropped = Counter(
+            "ragtree_query_log_dropped_total", "Queries that were not logged for warm-ups.", registry=registry
+        )
+
+    def failed(self, store: str) -> None:
+        """Count a call that Redis did not serve."""
+        self._errors.labels(store).inc()
+
+    def dropped(self) -> None:
+        """Count a query that was not logged."""
+        self._dropped.inc()
 
 
 class RedisAway(Exception):

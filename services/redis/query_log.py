@@ -13,8 +13,7 @@ from gateway.wire.schemas import WarmQuery
 from protocol.errors import Unavailable
 from protocol.repeating import in_background
 from protocol.retrieval import SearchRequest
-from services.redis.link import PROBE_S, RedisAway, RedisLink
-from services.redis.metrics import RedisMetrics
+from services.redis.link import PROBE_S, RedisAway, RedisLink, RedisMetrics
 
 STORE = "query_log"
 MOST_WAITING = 1000

@@ -8,17 +8,39 @@ A caller adds three things to a Serve handle:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Collection, Iterable
 from typing import Any
 
+import structlog
+from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import DeploymentStatus, ReplicaState
 
-from protocol.errors import Unavailable
-from services.serve.remote_errors import translated
-from services.serve.replica_status import why_no_replica
+from protocol.errors import DeployFailed, InternalError, Overloaded, RagtreeError, Unavailable
 
 PATIENCE_S = 1.0
 """How long a replica may take to answer ``ready`` before Serve is asked whether there is a replica at all."""
+
+_NO_PROCESS = (
+    ActorDiedError,
+    ActorUnavailableError,
+    DeploymentUnavailableError,
+    TaskCancelledError,
+    RayServeException,
+)
+
+# Serve's message holds the traceback of a replica that failed to start. The last unindented `module.Error: ` line has
+# the cause.
+_ERROR = re.compile(r"^[A-Za-z_][\w.]*: ", re.MULTILINE)
+
+_routable: dict[str, frozenset[str]] = {}
+"""The replicas of each application, as Ray Serve last reported them to this process.
+
+Not in the router's module: Serve copies a router class to other processes by value, with the globals of its module.
+"""
 
 
 class DeploymentCaller:
@@ -81,3 +103,51 @@ class DeploymentCaller:
             await answer
         finally:
             answer.cancel()
+
+
+log = structlog.get_logger(__name__)
+
+
+def translated(error: Exception, part: str, absent: type[Unavailable]) -> RagtreeError:
+    """Return the error that a ``part`` has raised, not wrapped in Ray's; ``absent`` if no process of it answers."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, RagtreeError):
+        return cause
+    if isinstance(cause, BackPressureError):
+        return Overloaded(f"the {part} has no room for another request")
+    if isinstance(cause, _NO_PROCESS):
+        return absent(f"the {part} is not available: it is starting or restarting")
+    log.error("part_failed", part=part, error=repr(cause), exc_info=error)
+    return InternalError(f"the {part} failed")
+
+
+async def why_no_replica(app: str, part: str, absent: type[Unavailable]) -> Unavailable | None:
+    """Return the error that says why an application's one deployment does not answer; None if a replica runs.
+
+    The error is DeployFailed if Serve has given up starting the deployment, else ``absent``.
+    """
+    application = (await asyncio.to_thread(serve.status)).applications.get(app)
+    if application is None or not application.deployments:
+        return absent(f"the {part} is not deployed yet")
+    (deployment,) = application.deployments.values()
+    if deployment.replica_states.get(ReplicaState.RUNNING):
+        return None
+    if deployment.status is DeploymentStatus.DEPLOY_FAILED:
+        return DeployFailed(f"the {part} cannot start: {_cause(deployment.message)}")
+    if _ERROR.search(deployment.message):
+        return absent(f"the {part} failed to start and will be tried again: {_cause(deployment.message)}")
+    return absent(f"the {part} is starting")
+
+
+def _cause(message: str) -> str:
+    return _ERROR.split(message)[-1].strip()
+
+
+def set_replicas(app: str, replicas: Iterable[str]) -> None:
+    """Replace the set of replicas that Serve routes to."""
+    _routable[app] = frozenset(replicas)
+
+
+def replicas_of(app: str) -> Collection[str]:
+    """Return the replicas that Serve routes to: none that drains or is gone, and none before the first call."""
+    return _routable.get(app, frozenset())

@@ -6,19 +6,19 @@ handle adds routing, because each plan names its instance.
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from ray.serve.handle import DeploymentHandle
 
+from cachectl.costs.profiling import PrefillProbe
 from protocol.errors import EngineDied, RetrieverNotReady, Unavailable
-from protocol.generation import GenerationStep, PrefillCost, Sampling
+from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Controller, Generator
 from protocol.plans import PrefillPlan
 from protocol.timing import StreamTiming
 from retriever.sharding.shard import Shard
-from services.serve.caller import PATIENCE_S, DeploymentCaller
+from services.serve.caller import PATIENCE_S, DeploymentCaller, replicas_of
 from services.serve.forwarding import forwarded, forwarding
-from services.serve.known_replicas import replicas_of
 
 
 def retriever_handle(handle: DeploymentHandle, name: str = "retriever") -> Shard:
@@ -52,6 +52,7 @@ class GeneratorHandle:
     residency = forwarded(Generator.residency)
     info = forwarded(Generator.info)
     check = forwarded(Generator.check)
+    probe_prefill = forwarded(PrefillProbe.probe_prefill)
 
     def names(self) -> Collection[str]:
         """Return the instances that take plans now; none before the first call."""
@@ -97,11 +98,6 @@ class GeneratorHandle:
         """Return when plans can be executed."""
         await self.caller.ready()
 
-    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Measure one prefill on the engine."""
-        cost: PrefillCost = await self.caller.call("probe_prefill", cached_tokens, new_tokens)
-        return cost
-
     async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
         """Time a plan's stream inside the engine's process, without any hop between processes."""
         timing: StreamTiming = await self.caller.call("time_stream", plan, max_tokens)
@@ -109,3 +105,33 @@ class GeneratorHandle:
 
     def _caller_at(self, instance: str) -> DeploymentCaller:
         return self.at(instance).caller if instance else self.caller
+
+
+class ServedInstances:
+    """``LiveInstances`` over the handle of the generator and, if there are any, that of the KV generators."""
+
+    def __init__(self, generator: GeneratorHandle, kv_generator: GeneratorHandle | None = None) -> None:
+        self._generator = generator
+        self._kv_generator = kv_generator
+
+    def names(self) -> Collection[str]:
+        """Return the instances that take plans now."""
+        return {*self._generator.names(), *self.kv_generators()}
+
+    def kv_generators(self) -> Collection[str]:
+        """Return those of them that only generate KV."""
+        return self._kv_generator.names() if self._kv_generator is not None else ()
+
+    def at(self, instance: str) -> GeneratorHandle:
+        """Return the handle of one instance. Its calls raise EngineDied if the instance is gone or draining."""
+        if self._kv_generator is not None and instance in self._kv_generator.names():
+            return self._kv_generator.at(instance)
+        return self._generator.at(instance)
+
+    async def ready(self) -> None:
+        """Return when a generator can execute plans. KV generators may come later, and go."""
+        await self._generator.ready()
+        if self._kv_generator is not None:
+            # Serve tells a handle about its replicas from the first call on.
+            with suppress(Unavailable):
+                await self._kv_generator.ready()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from services.serve.known_replicas import set_replicas
+from services.serve.caller import set_replicas
 
 
 class InstanceRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types

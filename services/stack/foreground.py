@@ -21,9 +21,7 @@ from services.app import build_app, build_ingress, build_parts, connect_controll
 from services.cluster.first_machine import OBJECT_STORE_BYTES, placed, ray_options
 from services.config import Config, ServerSettings
 from services.model import kv_settings
-from services.shards import shard_folders
 from services.stack.http_protocol import BoundedHttpProtocol
-from services.stack.interrupt import interrupt
 from services.stack.run_state import RunState
 
 log = structlog.get_logger(__name__)
@@ -56,11 +54,11 @@ class Stack:
         Raises Conflict if another stack owns the data folder. Raises ConfigError if the port is taken, or if the folder
         was filled with another number of shards.
         """
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Files written from here on, also by Ray's processes, contain documents, or a token that lets others run code.
         os.umask(0o077)
         with self._state.claimed(), _listening_socket(self._config.server) as listener:
-            shard_folders(self._config).record_count()
+            self._config.shard_folders.record_count()
             try:
                 if self._config.server.ingress == "serve":
                     self._run_behind_serve(listener)
@@ -130,7 +128,7 @@ class Stack:
             **ray_options(self._config),
         )
         # Ray installs its own handler when it starts.
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def _publish(self, url: str) -> None:
         self._state.publish(url, ray.get_runtime_context().gcs_address)

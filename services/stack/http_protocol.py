@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.stack.closing_transport import ClosingTransport
-from services.stack.connections import Connections, most_connections
+from services.stack.connections import ClosingTransport, Connections, most_connections
 
 MOST_UNREAD_BYTES = 64 * 1024
 """The longest head, or trailer, of a request. uvicorn's other parser has the same limit."""

@@ -1,11 +1,14 @@
-"""The files in which a running stack tells other commands where it is.
+"""The files in which a running stack tells other commands where it is, and how its processes are ended.
 
 The stack's process holds a lock for as long as it lives. The kernel releases the lock however the process ends, so a
 note of a dead stack is never trusted.
 """
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,8 +16,11 @@ import msgspec
 import psutil
 from filelock import FileLock, Timeout
 
-from protocol.errors import Conflict
-from services.stack.process_family import end_family
+from protocol.errors import Conflict, RagtreeError
+from services.client import NotReady, StackClient
+
+_OUTLIVE_S = 10.0
+"""How long Ray's processes may outlive the one that started them before they are killed."""
 
 
 class RunningStack(msgspec.Struct, frozen=True):
@@ -74,15 +80,6 @@ class RunState:
             return msgspec.json.decode(self._note.read_bytes(), type=RunningStack)
         return None
 
-    def stop(self, timeout_s: float) -> bool:
-        """Stop the running stack and wait; kill it after ``timeout_s`` seconds. Return whether one was running."""
-        running = self.running()
-        if running is None:
-            return False
-        with suppress(psutil.NoSuchProcess):
-            end_family(psutil.Process(running.pid), timeout_s)
-        return True
-
     def _is_locked(self) -> bool:
         if not self._folder.is_dir():
             return False
@@ -97,3 +94,97 @@ def end_of(log: Path) -> str:
     """Return the last lines of a log, and where all of it is."""
     lines = log.read_text(errors="replace").splitlines()
     return "\n".join([*lines[-20:], f"(full log: {log})"])
+
+
+def end_family(process: psutil.Process, timeout_s: float) -> None:
+    """Terminate a process, kill it after ``timeout_s`` seconds, and wait until its descendants are gone as well."""
+    try:
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        process.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        process.kill()
+    await_end(family)
+
+
+def await_end(processes: Iterable[psutil.Process]) -> None:
+    """Wait until processes are gone that end by themselves, and kill those that take too long."""
+    _, left = psutil.wait_procs(processes, timeout=_OUTLIVE_S)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=_OUTLIVE_S)
+
+
+class StartFailed(RagtreeError):
+    """A stack ended, or was stopped, before it was ready. The message has the end of its log."""
+
+    code = "start_failed"
+
+
+class StackProcess:
+    """Starts a detached ``ragtree up`` on a data folder and waits until it answers queries.
+
+    ``environment`` is added to this process's own. Use it to pass a different configuration.
+    """
+
+    def __init__(self, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._state = RunState(data_dir)
+        self._environment = {**os.environ, "RAGTREE_DATA_DIR": str(data_dir), **(environment or {})}
+
+    def start(self, wait_s: float, on_wait: Callable[[str], None] = lambda _: None) -> RunningStack:
+        """Start the stack and wait for it; ``on_wait`` is called with what is still missing.
+
+        Raises Conflict if a stack already runs on the folder, StartFailed if this one is not ready within ``wait_s``
+        seconds.
+        """
+        with self._state.claimed():
+            pass  # raises at once if another stack runs there
+        with self._state.log_file.open("wb") as output:
+            process = subprocess.Popen(  # nosec B603  # no argument comes from a request
+                [sys.executable, "-m", "services.cli", "up"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            return self._wait(process, time.monotonic() + wait_s, on_wait)
+        except BaseException:
+            # Also on Ctrl-C: the caller has no way to find the stack, so it must not keep running.
+            self.stop(timeout_s=30)
+            process.kill()
+            process.wait()
+            raise
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Stop the stack that runs on the folder; kill it after ``timeout_s`` seconds. Return whether there was one."""
+        running = self._state.running()
+        if running is None:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            end_family(psutil.Process(running.pid), timeout_s)
+        return True
+
+    def _wait(self, process: subprocess.Popen[bytes], deadline: float, on_wait: Callable[[str], None]) -> RunningStack:
+        missing = NotReady("Ray is starting", final=False)
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise StartFailed(f"the stack exited while it was starting:\n{self._log_tail()}")
+            running = self._state.running()
+            if running is not None:
+                answer = StackClient(running.url, timeout_s=10).readiness()
+                if answer is None:
+                    return running
+                if answer.final:
+                    raise StartFailed(f"the stack cannot start and was stopped: {answer.reason}")
+                missing = answer
+            on_wait(missing.reason)
+            time.sleep(0.2)
+        raise StartFailed(f"the stack was not ready in time and was stopped: {missing.reason}\n{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        return end_of(self._state.log_file)

@@ -3,11 +3,13 @@
 import asyncio
 
 import pytest
-from controller_under_test import Clock, Costs, ask, paced, report, waiting
+from controller_integrity import check_integrity
+from controller_under_test import LEASE_S, Clock, ask, costs, report, waiting
+from varied import varied
 
-from cachectl.runtime.controller import Controller
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.runtime.controller import LEASE_IN_QUERIES, Controller, Engines
+from cachectl.settings import ControllerSettings
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.generation import StepBudget
 from protocol.plans import PrefillPlan
 
@@ -26,16 +28,14 @@ class Turns:
         **bounds: int | str,
     ) -> None:
         self.clock = Clock()
-        settings, pace = paced({"policy": "LRU", "max_running": 1, "max_queued": 10} | bounds)
         self.controller = Controller(
-            settings,
+            varied(ControllerSettings, **({"policy": "LRU", "max_running": 1, "max_queued": 10} | bounds)),
             [f"instance-{index}" for index in range(instances)],
             self.clock,
-            Costs(prefill_s=prefill_s),
+            Engines(costs(prefill_s=prefill_s), engine_step),
             KvStorage(Capacities(gpu, host)),
             executor=executor,
-            step=engine_step,
-            pace=pace,
+            query_timeout_s=LEASE_S / LEASE_IN_QUERIES,
         )
 
     async def runs(self, query_id: str, documents: str = "") -> None:
@@ -49,7 +49,7 @@ class Turns:
 
     async def ends(self, query_id: str) -> None:
         await self.controller.complete(report(query_id))
-        self.controller.check_integrity()
+        check_integrity(self.controller)
 
     async def load(self) -> tuple[int, int]:
         """The numbers of running and of waiting queries."""

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from controller_integrity import check_integrity
+from varied import varied
+
 from cachectl.nodes.keys import path_keys
-from cachectl.pace import Pace
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import LEASE_IN_QUERIES, Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.cache import CachePath
 from protocol.kv import HeldNode, Pages
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
@@ -36,27 +38,9 @@ class Clock:
         return self.now
 
 
-class Costs:
+def costs(load_s: float = 0.0, prefill_s: float = 1.0) -> TreeCosts:
     """Prefills take ``prefill_s`` seconds per token, loads ``load_s``."""
-
-    def __init__(self, load_s: float = 0.0, prefill_s: float = 1.0) -> None:
-        self._load_s = load_s
-        self._prefill_s = prefill_s
-
-    def prefill_seconds(self, cached: int, new: int) -> float:
-        return new * self._prefill_s
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        return tokens * self._load_s
-
-    def peer_seconds(self, tokens: int) -> float:
-        return 0.0
-
-
-def paced(options: dict[str, object]) -> tuple[ControllerSettings, Pace]:
-    """Settings with these options, and the pace with those that are times of it."""
-    times = {"lease_s": LEASE_S} | {name: options[name] for name in Pace._fields if name in options}
-    return ControllerSettings(**{name: options[name] for name in options if name not in times}), Pace(**times)
+    return TreeCosts(lambda cached, new: new * prefill_s, lambda tokens, tier: tokens * load_s)
 
 
 @contextmanager
@@ -83,24 +67,21 @@ def checked_controllers(
         composing=composing,
         **settings,
     ):
-        options, pace = paced({"prepare_after_s": None} | defaults | settings)
         controller = Controller(
-            options,
+            varied(ControllerSettings, **({"prepare_after_s": None} | defaults | settings)),
             instances or ["one"],
             clock,
-            Costs(load_s),
+            Engines(costs(load_s), step, composing),
             KvStorage(Capacities(gpu, host, disk), page_tokens, fingerprint, location),
             executor=executor,
-            step=step,
-            composing=composing,
-            pace=pace,
+            query_timeout_s=LEASE_S / LEASE_IN_QUERIES,
         )
         built.append(controller)
         return controller
 
     yield build
     for controller in built:
-        controller.check_integrity()
+        check_integrity(controller)
 
 
 def ask(

@@ -12,9 +12,10 @@ from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.kv import Move
 from protocol.tiers import Tier
 
@@ -32,7 +33,7 @@ def quadratic(cached: int, new: int) -> float:
 def tree_of(policy: str | ReplacementPolicy, gpu, host=0, cost=linear, instances=("one",)) -> KnowledgeTree:
     """A tree under a policy, or under the served one of this name."""
     ranking = create_policy(policy, Lookahead()) if isinstance(policy, str) else policy
-    return KnowledgeTree(ranking, Capacities(gpu, host), instances, cost)
+    return KnowledgeTree(ranking, KvStorage(Capacities(gpu, host)), instances, TreeCosts(cost))
 
 
 def begin(tree: KnowledgeTree, path: Sequence[str], instance: str = "one", tokens: int | None = None) -> Grant:

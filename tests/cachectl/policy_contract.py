@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +13,11 @@ from cachectl.nodes.node import Copy, PathDocument
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.tiers import Tier
 
 PolicyFactory = Callable[[Lookahead, Sequence[Sequence[bytes]]], ReplacementPolicy]
@@ -39,7 +40,9 @@ tried = settings(max_examples=examples(60), deadline=None)
 def tree_for(make_policy: PolicyFactory, trace: Sequence[str], capacities: Capacities) -> KnowledgeTree:
     """A tree of one instance, for this trace. Tokens cost more the deeper they stand."""
     policy = make_policy(Lookahead(), [path_keys(NAMESPACE, path) for path in trace])
-    return KnowledgeTree(policy, capacities, ["one"], lambda cached, new: 0.01 + new * (1 + cached / 10))
+    return KnowledgeTree(
+        policy, KvStorage(capacities), ["one"], TreeCosts(lambda cached, new: 0.01 + new * (1 + cached / 10))
+    )
 
 
 def grant_of(tree: KnowledgeTree, path: str) -> Grant:
@@ -106,9 +109,6 @@ class WatchedOrder(EvictionOrder):
 
     def lowest_few(self, count: int) -> list[Copy]:
         return self._order.lowest_few(count)
-
-    def check_integrity(self) -> None:
-        self._order.check_integrity()
 
 
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:

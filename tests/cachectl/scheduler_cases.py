@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cachectl.branches.kept_branches import KeptBranches
+from controller_integrity import check_integrity
+
+from cachectl.branches import KeptBranches
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.generation import StepBudget
 
 TENANT = "tenant"
@@ -38,10 +40,9 @@ def build_scheduler(
     lookahead = Lookahead()
     tree = KnowledgeTree(
         create_policy(policy, lookahead),
-        Capacities(gpu, host),
+        KvStorage(Capacities(gpu, host)),
         instances or ["one"],
-        lambda cached, new: float(new),
-        load_seconds=lambda tokens, _: tokens * load_s,
+        TreeCosts(lambda cached, new: float(new), lambda tokens, _: tokens * load_s),
     )
     branches = KeptBranches(lambda: create_policy(policy, lookahead), branch_tokens, tree.lookup.prefill_seconds)
     return Scheduler(tree, lookahead, max_running, max_queued, window, step, rank=rank, branches=branches)
@@ -58,7 +59,7 @@ def checked_schedulers(**defaults) -> Iterator[Callable[..., Scheduler]]:
 
     yield build
     for scheduler in built:
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         check_integrity(scheduler.tree)
 
 
@@ -81,7 +82,7 @@ def run(scheduler: Scheduler, request: Request) -> Grant:
     """Admit a request that starts at once."""
     grant = scheduler.admit(request, 0.0)
     assert grant is not None
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     return grant
 
 
@@ -89,7 +90,7 @@ def wait(scheduler: Scheduler, *requests: Request) -> None:
     """Admit requests that have to wait."""
     for request in requests:
         assert scheduler.admit(request, 0.0) is None
-        scheduler.check_integrity()
+        check_integrity(scheduler)
 
 
 def end(scheduler: Scheduler, query_id: str, kept: bool = True) -> list[str]:
@@ -120,7 +121,7 @@ def speculate(scheduler: Scheduler, *requests: Request) -> None:
         grant = scheduler.speculative.admit(request, 0.0)
         assert grant is not None
         assert grant.ends == []
-        scheduler.check_integrity()
+        check_integrity(scheduler)
 
 
 def speculations(scheduler: Scheduler) -> list[str]:

@@ -1,15 +1,22 @@
-"""The controller's pace."""
+"""How long plans are leased."""
 
 import pytest
+from controller_under_test import Clock, ask, costs
 
-from cachectl.pace import Pace
-from gateway.settings import GatewaySettings
+from cachectl.runtime.controller import Controller, Engines
+from cachectl.settings import ControllerSettings
+from cachectl.tiers.location import Capacities, KvStorage
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 300.0, 5000.0])
-def test_leases_outlive_queries_and_so_does_the_memory_of_a_deletion(timeout_s):
-    assert Pace.of_queries(timeout_s).lease_s > timeout_s
-
-
-def test_the_pace_is_that_of_queries_with_the_default_timeout():
-    assert Pace.of_queries(GatewaySettings().query_timeout_s) == Pace()
+async def test_leases_outlive_queries(timeout_s):
+    clock = Clock()
+    storage = KvStorage(Capacities(100))
+    controller = Controller(ControllerSettings(), ["one"], clock, Engines(costs()), storage, query_timeout_s=timeout_s)
+    await controller.admit(ask("query"))
+    clock.now = 2 * timeout_s
+    controller.expire_leases()
+    assert not controller.idle
+    clock.now = 4 * timeout_s
+    controller.expire_leases()
+    assert controller.idle

@@ -1,13 +1,13 @@
 """The controller's section of the configuration."""
 
 import pytest
-from controller_under_test import Clock, Costs
+from controller_integrity import check_integrity
+from controller_under_test import Clock, costs
 from pydantic import ValidationError
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
 
@@ -35,4 +35,4 @@ def test_invalid_settings_are_refused(wrong):
 
 
 def test_the_default_settings_make_a_controller():
-    Controller(ControllerSettings(), ["one"], Clock(), Costs(), KvStorage(Capacities(0))).check_integrity()
+    check_integrity(Controller(ControllerSettings(), ["one"], Clock(), Engines(costs()), KvStorage(Capacities(0))))

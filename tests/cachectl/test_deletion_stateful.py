@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from controller_under_test import Clock, Costs, ask, report
+from controller_integrity import check_integrity
+from controller_under_test import Clock, ask, costs, report
 from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion, TreeNode
 from protocol.documents import Orphan
 from protocol.retrieval import Lines, Revisions
@@ -76,7 +76,7 @@ class Deletions(RuleBasedStateMachine):
 
     def new_controller(self) -> Controller:
         limits = ControllerSettings(prepare_after_s=None, policy="LRU")
-        return Controller(limits, ["one"], self.clock, Costs(), KvStorage(Capacities(1000, 1000)))
+        return Controller(limits, ["one"], self.clock, Engines(costs()), KvStorage(Capacities(1000, 1000)))
 
     def open(self) -> None:
         self.documents = Documents(Orphans(self.clock), self.clock)
@@ -113,7 +113,7 @@ class Deletions(RuleBasedStateMachine):
 
     def restart_controller(self) -> None:
         snapshot = self.loop.run_until_complete(self.controller.recovery.snapshot())
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         self.controller = self.new_controller()
         self.controller.recovery.recall(snapshot)
         self.inherited = True
@@ -185,7 +185,7 @@ class Deletions(RuleBasedStateMachine):
         assert not cached & gone
 
     def teardown(self) -> None:
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         self.database.close()
         self.loop.close()
         self.folder.cleanup()

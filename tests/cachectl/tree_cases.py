@@ -6,17 +6,19 @@ A lower-case letter is a document of one token, and an upper-case letter is one 
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from controller_integrity import check_integrity
+
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.kv import Move, Pages, Peers
 from protocol.tiers import Tier
 
@@ -61,22 +63,18 @@ def tree_of(
     """
     tree = KnowledgeTree(
         create_policy(policy, lookahead or Lookahead()),
-        Capacities(gpu, host, disk),
+        KvStorage(Capacities(gpu, host, disk), page_tokens, disk=disk_name),
         list(instances),
-        cost,
+        TreeCosts(cost, None if load_s is None else lambda tokens, _: tokens * load_s, peer_token_s),
         window_s,
-        load_seconds=None if load_s is None else lambda tokens, _: tokens * load_s,
-        peer_token_s=peer_token_s,
-        page_tokens=page_tokens,
         arena=arena,
         write_through=write_through,
-        disk=disk_name,
     )
     if elsewhere:
         there = PageAllocator(arena.capacity // page_tokens, page_tokens) if arena is not None else None
         tree.tiers.add_location("elsewhere", host, disk, there, disk_name)
     for instance in elsewhere:
-        tree.add_instance(instance, "elsewhere")
+        tree.tiers.add_instance(instance, "elsewhere")
     if serving:
         for instance, gpu in tree.tiers.gpus.items():
             tree.tiers.links.join(instance, tree.tiers.locations[gpu.location].places, serving_at(instance))
@@ -169,7 +167,7 @@ def take_pending_moves(tree: KnowledgeTree, instance: str = "one") -> list[Move]
     """Have an instance take all its pending moves, without an answer from it."""
     batch = MoveBatch(instance)
     tree.tiers.take_moves(batch)
-    tree.tiers.send(batch)
+    tree.tiers.under_way.begin(batch)
     return batch.moves
 
 
@@ -177,7 +175,7 @@ def deliver(tree: KnowledgeTree, instance: str = "one", unwritten: Sequence[tupl
     """Have an instance carry out all its pending moves, and report the copies ``unwritten``."""
     batch = MoveBatch(instance)
     tree.tiers.take_moves(batch)
-    tree.tiers.send(batch)
+    tree.tiers.under_way.begin(batch)
     tree.tiers.confirm(batch, unwritten, tree.grants.tick)
     return batch.moves
 

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from examine.doctor.context import Context
-from examine.doctor.surroundings import Sizes, Surroundings
+from examine.doctor.context import Context, Sizes, Surroundings
 from examine.doctor.workplace import Workplace
 from examine.measuring.engines import Generation
 from generator.models import ModelStore

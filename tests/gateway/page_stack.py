@@ -18,15 +18,15 @@ from pathlib import Path
 import httpx
 import msgspec
 import uvicorn
+from controller_integrity import check_integrity
 from fake_layout import FakeLayout
 from fastapi import FastAPI
 from varied import varied
 
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.errors import EngineNotReady
@@ -197,9 +197,8 @@ class PageStack:
             ControllerSettings(prepare_after_s=None),
             ["engine-0"],
             time.monotonic,
-            DeviceProfile.shipped("a10g-7b"),
+            Engines(DeviceProfile.shipped("a10g-7b").costs, StepBudget(CONTEXT, CONTEXT)),
             KvStorage(Capacities(gpu, host, 0)),
-            step=StepBudget(CONTEXT, CONTEXT),
         )
 
     def cut_connections(self) -> None:
@@ -242,7 +241,7 @@ def serving(
         stack.server = uvicorn.Server(uvicorn.Config(stack.app, log_level="warning", timeout_graceful_shutdown=1))
         await stack.server.serve(sockets=[listener])
         await stack.retriever.close()
-        stack.controller.check_integrity()
+        check_integrity(stack.controller)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

@@ -4,16 +4,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
+from controller_integrity import check_integrity
 from fake_layout import FakeLayout
 from gateway_fakes import MODEL, eventually
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from varied import varied
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
+from cachectl.tree.load_or_recompute import TreeCosts
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.pipeline import QueryPipeline
 from gateway.query.query import Query
@@ -30,7 +31,6 @@ from protocol.graph import Subgraph
 from protocol.plans import CompletionReport, PlanOutcome, PrefillPlan, SpeculationDecision
 from protocol.prompts import ChatMessage
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
-from protocol.tiers import Tier
 
 START, KEEP, DROP, WAIT = SpeculationDecision
 COMPLETED, FAILED, CANCELLED = PlanOutcome
@@ -116,7 +116,8 @@ class WatchedController(Controller):
 
     def __init__(self, step: StepBudget | None, **bounds: int) -> None:
         limits = ControllerSettings(**{"policy": "LRU", "max_running": 9} | bounds)
-        super().__init__(limits, ["one"], lambda: 0.0, self, KvStorage(Capacities(1000)), step=step)
+        costs = TreeCosts(lambda cached, new: float(new), lambda tokens, tier: 0.0)
+        super().__init__(limits, ["one"], lambda: 0.0, Engines(costs, step), KvStorage(Capacities(1000)))
         self.calls: list[str] = []
         self.plans: dict[str, PrefillPlan] = {}
         self.reports: list[CompletionReport] = []
@@ -128,15 +129,6 @@ class WatchedController(Controller):
         self.fails: dict[str, Exception] = {}
         # Whether the plans of guesses have their facts in trees.
         self.trees = False
-
-    def prefill_seconds(self, cached: int, new: int) -> float:
-        return float(new)
-
-    def load_seconds(self, tokens: int, tier: Tier) -> float:
-        return 0.0
-
-    def peer_seconds(self, tokens: int) -> float:
-        return 0.0
 
     async def on_candidates(self, query_id, documents, final):
         self._calls("on_candidates")
@@ -315,7 +307,7 @@ class Scene:
         await eventually(lambda: not asyncio.all_tasks() - self.before - {asyncio.current_task()})
         assert all(search.closed for search in self.searches.values() if search.asked)
         assert all(stream.closed for stream in self.streams.values())
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         stats = await self.controller.stats()
         assert (stats.running, stats.queued) == (0, 0)
         assert self.controller._scheduler.instances.idle == ["one"]

@@ -23,6 +23,14 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """The folder of a tiny model."""
+    from tiny_models import llama, make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-model"), llama())
+
+
+@pytest.fixture(scope="session")
 def kv_folder(tmp_path_factory) -> Path:
     """The folder for the shared engine's KV."""
     return tmp_path_factory.mktemp("shared-engine")

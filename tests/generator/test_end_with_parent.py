@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from generator import process_end
+from generator.connector import engine_process
 
 END_S = 20.0
 
@@ -18,8 +18,8 @@ END_S = 20.0
 def child(pids: Connection, deaf: bool) -> None:
     if deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        process_end._PATIENCE_S = 0.1
-    process_end.end_with_parent()
+        engine_process._PATIENCE_S = 0.1
+    engine_process.end_with_parent()
     pids.send(os.getpid())
     time.sleep(1000)
 
@@ -44,5 +44,5 @@ def test_a_child_ends_when_its_parent_is_killed(deaf):
 
 def test_a_process_that_was_started_otherwise_is_not_watched():
     before = Path("/proc/self/task").stat().st_nlink
-    process_end.end_with_parent()
+    engine_process.end_with_parent()
     assert Path("/proc/self/task").stat().st_nlink == before

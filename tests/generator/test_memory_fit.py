@@ -5,8 +5,7 @@ import pytest
 from generator import device as devices
 from generator.catalogue import CATALOGUE
 from generator.device import Device, find_device
-from generator.memory_fit import Fit, memory_fit
-from generator.model_facts import ModelFacts, facts_of_folder
+from generator.memory_fit import Fit, ModelFacts, facts_of_folder, memory_fit
 from generator.settings import GeneratorSettings
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from rendered_release import Release, labels_of, ray_container
 
-from generator.peers.peer_key import FEWEST_CHARACTERS
+from generator.peers.handshake import FEWEST_CHARACTERS
 from generator.settings import PeerSettings
 from scripts.chart.helm import Helm, HelmError
 from scripts.chart.value_sets import CHART

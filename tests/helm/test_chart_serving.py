@@ -7,7 +7,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.serve.schema import ServeDeploySchema
 
 from services.config import load_config
-from services.serve.serve_config import serve_config
+from services.serving import serve_config
 
 
 @pytest.fixture

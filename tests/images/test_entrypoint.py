@@ -164,6 +164,7 @@ def test_image_models_are_linked_into_the_cache_and_existing_ones_stay(container
     assert not (models / "converted").is_symlink()
 
 
+@pytest.mark.prove("docker/", "services/")
 @pytest.mark.ray
 def test_container_starts_answers_and_stops_cleanly(container):
     made = container(

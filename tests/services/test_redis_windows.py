@@ -11,8 +11,7 @@ from redis_server import RedisServer
 from windows_contract import PERIOD_S, WindowsContract
 
 from gateway.stores.windows import SlidingWindows
-from services.redis.stores import shared_storage
-from services.redis.windows import STORE, SharedWindows
+from services.redis.stores import STORE, SharedWindows, shared_storage
 
 
 @asynccontextmanager

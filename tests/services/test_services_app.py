@@ -35,7 +35,7 @@ async def test_silent_shard_times_out_before_the_retriever_does(monkeypatch):
 @pytest.mark.parametrize("with_redis", [False, True])
 async def test_redis_url_selects_the_gateways_stores(monkeypatch, redis_server, tmp_path, with_redis):
     # No part is called here.
-    monkeypatch.setattr(app, "_parts", lambda _: Mock())
+    monkeypatch.setattr(app, "connect_parts", lambda _: Mock())
     redis = {"url": redis_server.url} if with_redis else {}
     built = app.build_app(Config(data_dir=tmp_path, redis=redis)).state.gateway
     assert type(built.stores) is (RedisStores if with_redis else EmbeddedStores)

@@ -30,6 +30,7 @@ def test_environment_overrides_the_file(elsewhere, monkeypatch):
         ("RAGTREE_SERVER__PORT", "many", "server.port"),
         ("RAGTREE_CONTROLLER__POLICY", "BEST", "controller.policy"),
         ("RAGTREE_GATEWAY__API_KEYS", '[{"secret": "**********", "tenant": "acme"}]', "masks"),
+        ("RAGTREE_RETRIEVER__EMBEDDER", '{"kind": "hashing", "retries": 1}', r"retriever\.embedder\.retries"),
         ("RAGTREE_CONFIG", "/no/such/file.yaml", "/no/such/file.yaml"),
     ],
 )

@@ -50,7 +50,7 @@ def doctor(places, monkeypatch, capfd):
 
     def run(outcomes: dict[str, Outcome], *arguments: str) -> tuple[int, str, str]:
         run.checks = [FakeCheck(name, outcome) for name, outcome in outcomes.items()]
-        monkeypatch.setattr("examine.doctor.standard_checks.standard_checks", lambda gates: run.checks)
+        monkeypatch.setattr("examine.doctor.examination.standard_checks", lambda gates: run.checks)
         # Without the runner's own streams: the command redirects file descriptors.
         with pytest.raises(SystemExit) as ended:
             app(["doctor", *arguments])

@@ -62,7 +62,7 @@ def test_ingest_refuses_a_second_file_with_the_same_id(client, ingestion, tmp_pa
     (failure,) = ingestion.failures
     assert str(files[1]) in failure
     assert str(files[0]) in failure
-    assert (ingestion.stored, ingestion.failed) == (1, 1)
+    assert (ingestion.count("stored"), ingestion.failed) == (1, 1)
 
 
 def test_ingest_accepts_the_same_file_twice(client, ingestion, tmp_path):

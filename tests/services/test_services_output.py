@@ -30,5 +30,5 @@ def test_step_bars_without_a_terminal_print_start_end_and_a_line_now_and_then(lo
 def test_step_bars_count_steps_of_unknown_length(log):
     with output.StepBars(lambda: 0.0) as show:
         show("reading", 7, None)
-        show.advance("ingesting", 3, 9)
+        show("ingesting", 3, 9)
     assert log.getvalue().splitlines() == ["reading: 7", "ingesting: 3 of 9"]

@@ -10,7 +10,7 @@ from ray.serve.schema import ServeDeploySchema
 from protocol.errors import ConfigError
 from services.config import Config, load_config
 from services.serve.applications import generator_application, kv_generator_application
-from services.serve.serve_config import render, serve_config
+from services.serving import render, serve_config
 
 ROOT = Path(__file__).parent.parent.parent
 

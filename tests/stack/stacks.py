@@ -17,8 +17,7 @@ from httpx_sse import connect_sse
 from processes import descendants, engines_under
 
 from protocol.documents import UNFINISHED
-from services.stack.detached import StackProcess
-from services.stack.run_state import RunningStack
+from services.stack.run_state import RunningStack, StackProcess
 
 Ran = subprocess.CompletedProcess[str]
 
@@ -186,5 +185,11 @@ def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
 
 def comparable(response: dict[str, Any]) -> dict[str, Any]:
     """Return a reply without the fields that differ between equal requests."""
-    usage = {**response["usage"], "prompt_tokens_details": None}
-    return {**response, "usage": usage, "query_id": None, "created_at": None, "timings": sorted(response["timings"])}
+    changed = {
+        "query_id": None,
+        "created_at": None,
+        "timings": sorted(response["timings"]),
+        "usage": {**response["usage"], "prompt_tokens_details": None},
+        "reranking": response["reranking"] and {**response["reranking"], "elapsed_ms": None},
+    }
+    return {**response, **changed}

@@ -4,8 +4,7 @@ import psutil
 import pytest
 from stacks import HASHING, PATIENCE_S, command
 
-from services.stack.detached import StackProcess, StartFailed
-from services.stack.run_state import RunState
+from services.stack.run_state import RunState, StackProcess, StartFailed
 
 pytestmark = pytest.mark.ray
 

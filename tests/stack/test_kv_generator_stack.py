@@ -9,7 +9,7 @@ import psutil
 import pytest
 from stacks import HASHING, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.prove("cachectl/", "generator/", "services/serve/")]
 
 ENVIRONMENT = {
     **HASHING,

@@ -1,14 +1,19 @@
-"""Several generator instances on real Ray Serve, with the fake engine: loss, retry, draining and scaling."""
+"""Two slow instances on real Ray Serve: loss, retry, draining, clients that leave, and a trace through all processes.
 
-import os
-import subprocess
-import sys
+The fake engine prefills so slowly that a test sees which query it works on. Each instance runs one query at a time. The
+order matters: after draining there is one instance, and the last test stops the stack.
+"""
+
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import psutil
 import pytest
-from stacks import FAKE, PATIENCE_S, come_to, until
+from instances import redeploy, replicas, running_on, terminal
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from stacks import FAKE, FREEDONIA, come_to, until
 
 pytestmark = pytest.mark.ray
 
@@ -18,161 +23,176 @@ SLOW = {
     "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "20",
     "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
-    # Ray Serve's own setting. By default it would notice load only every ten seconds.
-    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
+    # Send nothing before the end: spans that arrive were flushed by stopping processes.
+    "OTEL_BSP_SCHEDULE_DELAY": "600000",
 }
-TERMINAL = {"query.completed", "query.incomplete", "query.failed"}
+HILLS = "Ruritania has hills, and castles, and one railway."
 # A second of prefill, and a few seconds of answer.
 LONG = {"query": "What has Ruritania?", "collection": "long", "top_k": 1, "max_tokens": 60}
 # Six seconds of prefill: a query that comes seconds after another still runs beside it, and finds nothing cached.
 SLOW_PREFILL = {**LONG, "collection": "slow", "top_k": 3, "max_tokens": 4}
-# One instance, and another under load.
-SCALING = {
-    "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": "20000",
-    "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "3",
-    "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "1",
-    "RAGTREE_SERVING__GENERATOR__MAX_REPLICAS": "2",
-    # Another instance is added if more than half as many run.
-    "RAGTREE_CONTROLLER__MAX_RUNNING": "2",
-    "RAGTREE_SERVING__GENERATOR__UPSCALE_DELAY_S": "0",
-    "RAGTREE_SERVING__GENERATOR__DOWNSCALE_DELAY_S": "1",
+# Half a minute of prefill.
+SLOWEST = {"query": "What has Ruritania?", "collection": "slowest", "top_k": 12}
+QUESTION = {"query": "What is the capital of Freedonia?", "collection": "countries", "top_k": 2}
+DOCUMENTS = {
+    "long": {"ruritania": " ".join([HILLS] * 12)},
+    "slow": {f"ruritania-{n}": " ".join([f"{n}: {HILLS}"] * 20) for n in range(SLOW_PREFILL["top_k"])},
+    "slowest": {f"part{n}": f"Part {n}. " + "castle lake valley forest " * 80 for n in range(SLOWEST["top_k"])},
+    "countries": {"freedonia": FREEDONIA},
 }
-STREAMS = 4
-# Half a minute of answer: Serve averages the load over ten seconds, and a replica has to start.
-LONGER = {**LONG, "max_tokens": 90}
-
-REDEPLOY = """
-import sys
-import ray
-from ray import serve
-from services.serve import applications
-from services.serve.applications import GENERATOR, generator_application
-from services.config import load_config
-
-# So that the load counts sooner. Ray Serve counts it every ten seconds.
-applications.LOOK_BACK_S = 10.5
-
-ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-serve.run(generator_application(load_config()), name=GENERATOR, route_prefix=None)
-"""
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 @pytest.fixture(scope="module")
-def two_instances(start_stack):
-    stack = start_stack(SLOW, "replicas")
-    hills = "Ruritania has hills, and castles, and one railway."
-    stack.ingest("long", {"ruritania": " ".join([hills] * 12)})
-    stack.ingest("slow", {f"ruritania-{n}": " ".join([f"{n}: {hills}"] * 20) for n in range(SLOW_PREFILL["top_k"])})
-    until(lambda: instances(stack) == 2)
+def received():
+    """A receiver of OTLP over HTTP: its requests and its URL."""
+    requests: list[ExportTraceServiceRequest] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield requests, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def slow(start_stack, received):
+    stack = start_stack({**SLOW, "RAGTREE_OBSERVABILITY__OTLP_ENDPOINT": received[1]}, "slow")
+    for collection, documents in DOCUMENTS.items():
+        stack.ingest(collection, documents)
+    until(lambda: len(running_on(stack)) == 2)
     return stack
 
 
-@pytest.fixture
-def scaling(two_instances):
-    """The same stack, with its generator deployed again: one instance, which autoscales."""
-    before = running_on(two_instances).keys()
-    redeploy(two_instances, **SCALING)
-    until(lambda: instances(two_instances) == 1 and not running_on(two_instances).keys() & before)
-    return two_instances
+@pytest.fixture(scope="module")
+def one_slow(slow):
+    """The same stack with one instance."""
+    if len(running_on(slow)) > 1:
+        redeploy(slow, RAGTREE_SERVING__GENERATOR__MIN_REPLICAS="1")
+        until(lambda: len(running_on(slow)) == len(replicas(slow)) == 1)
+    return slow
 
 
-def instances(stack) -> int:
-    """Return how many instances get requests from the controller."""
-    return len(running_on(stack))
-
-
-def running_on(stack) -> dict[str, int]:
-    """Return the number of running requests of each of these instances."""
-    with stack.client() as client:
-        answer = client.get("/v1/admin/cache/stats")
-    # The controller does not answer while it starts.
-    loads = answer.json()["instances"] if answer.status_code == 200 else []
-    return {load["instance"]: load["running"] for load in loads if not load["retired"]}
-
-
-def replicas(stack) -> list[psutil.Process]:
-    return stack.processes("ServeReplica:generator")
-
-
-def terminal(events) -> dict:
-    """Read a stream up to its terminal event."""
-    *_, last = events
-    return last
-
-
-def test_a_query_that_loses_its_instance_before_a_token_is_answered_by_another(two_instances):
-    before = two_instances.metric("ragtree_requests_begun_again_total")
+def test_a_query_that_loses_its_instance_before_a_token_is_answered_by_another(slow):
+    before = slow.metric("ragtree_requests_begun_again_total")
     with ThreadPoolExecutor(2) as asking:
-        answers = [asking.submit(two_instances.query, **SLOW_PREFILL) for _ in range(2)]
+        answers = [asking.submit(slow.query, **SLOW_PREFILL) for _ in range(2)]
         # One query on each instance. Neither has a token for seconds.
-        until(lambda: list(running_on(two_instances).values()) == [1, 1])
-        lost = replicas(two_instances)[0]
-        lost.kill()
+        until(lambda: list(running_on(slow).values()) == [1, 1])
+        replicas(slow)[0].kill()
         replies = [answer.result() for answer in answers]
     assert [reply.status_code for reply in replies] == [200, 200], replies
     assert replies[0].json()["output_text"] == replies[1].json()["output_text"]
-    assert two_instances.metric("ragtree_requests_begun_again_total") == before + 1
-    until(lambda: instances(two_instances) == 2)
+    assert slow.metric("ragtree_requests_begun_again_total") == before + 1
+    until(lambda: len(running_on(slow)) == 2)
 
 
-def test_started_query_fails_with_its_instance_and_others_continue(two_instances):
+def test_started_query_fails_with_its_instance_and_others_continue(slow):
     with ExitStack() as streams:
-        running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
+        running = [streams.enter_context(slow.asking(**LONG)) for _ in range(2)]
         for events in running:
             come_to(events, "output_text.delta")
-        replicas(two_instances)[0].kill()
+        replicas(slow)[0].kill()
         # While one instance is down, the other takes all queries.
-        assert two_instances.query(**{**LONG, "max_tokens": 1}).status_code == 200
+        assert slow.query(**{**LONG, "max_tokens": 1}).status_code == 200
         ends = sorted(terminal(events)["type"] for events in running)
     assert ends == ["query.completed", "query.failed"]
-    until(lambda: instances(two_instances) == 2)
+    until(lambda: len(running_on(slow)) == 2)
 
 
-def test_draining_instance_finishes_its_streams_and_gets_no_new_ones(two_instances):
+def test_draining_instance_finishes_its_streams_and_gets_no_new_ones(slow):
     with ExitStack() as streams:
-        running = [streams.enter_context(two_instances.asking(**LONG)) for _ in range(2)]
+        running = [streams.enter_context(slow.asking(**LONG)) for _ in range(2)]
         for events in running:
             come_to(events, "output_text.delta")
-        redeploy(two_instances, RAGTREE_SERVING__GENERATOR__MIN_REPLICAS="1")
-        until(lambda: instances(two_instances) == 1)
-        assert two_instances.query(**{**LONG, "max_tokens": 1}).status_code == 200
+        redeploy(slow, RAGTREE_SERVING__GENERATOR__MIN_REPLICAS="1")
+        until(lambda: len(running_on(slow)) == 1)
+        assert slow.query(**{**LONG, "max_tokens": 1}).status_code == 200
         assert [terminal(events)["type"] for events in running] == ["query.completed"] * 2
-    until(lambda: len(replicas(two_instances)) == 1)
-    redeploy(two_instances)
-    until(lambda: instances(two_instances) == 2)
+    until(lambda: len(replicas(slow)) == 1)
 
 
-def test_instances_scale_with_the_load(scaling):
-    (first,) = running_on(scaling)
-    with ThreadPoolExecutor(STREAMS) as asking:
-        streams = [asking.submit(scaling.events, **LONGER) for _ in range(STREAMS)]
-        until(lambda: running_on(scaling) == {first: STREAMS})
-        until(lambda: instances(scaling) == 2)
-        # Running streams stay where they are, and the new instance takes the next query.
-        with scaling.asking(**{**LONG, "max_tokens": 6}) as events:
-            come_to(events, "output_text.delta")
-            busy = running_on(scaling)
-            assert terminal(events)["type"] == "query.completed"
-        ends = [[event["type"] for event in stream.result() if event["type"] in TERMINAL] for stream in streams]
-    assert busy.pop(first) == STREAMS
-    assert list(busy.values()) == [1]
-    assert ends == [["query.completed"]] * STREAMS
-    until(lambda: instances(scaling) == 1)
-    # While one drains, and again when it is gone.
-    assert scaling.query(**{**LONG, "max_tokens": 1}).status_code == 200
-    until(lambda: len(replicas(scaling)) == 1)
-    assert scaling.query(**{**LONG, "max_tokens": 1}).status_code == 200
+def admitted(stack):
+    return stack.metric("ragtree_queue_wait_seconds_count")
 
 
-def redeploy(stack, **changed: str) -> None:
-    """Deploy the generator again, with changes to the stack's environment."""
-    environment = {**stack.environment, "RAGTREE_DATA_DIR": str(stack.folder), **changed}
-    ran = subprocess.run(
-        [sys.executable, "-c", REDEPLOY, stack.running.ray_address],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+def ended(stack):
+    return stack.metric("ragtree_request_duration_seconds_count")
+
+
+def wait_for_prefill(stack, events, admitted_before):
+    """Return when the engine prefills the query."""
+    assert len(come_to(events, "retrieval.completed")["results"]) == SLOWEST["top_k"]
+    # The gateway counts an admission right before it calls the engine.
+    until(lambda: admitted(stack) == admitted_before + 1)
+
+
+def assert_prefilled_at_once(events, free_since):
+    """Check that only the query's own prefill lies between ``free_since`` and its first token."""
+    own_s = come_to(events, "cache.resolved")["prompt_tokens"] / PREFILL_TOKENS_PER_S
+    assert 0.9 * own_s < time.monotonic() - free_since < own_s + 5
+
+
+def test_a_client_that_leaves_during_prefill_frees_the_engine(one_slow):
+    before = admitted(one_slow)
+    with one_slow.asking(**SLOWEST) as leaving:
+        wait_for_prefill(one_slow, leaving, before)
+    left = time.monotonic()
+    with one_slow.asking(**QUESTION) as next_one:
+        assert_prefilled_at_once(next_one, left)
+
+
+def test_a_client_that_leaves_the_queue_is_skipped(one_slow):
+    before = admitted(one_slow)
+    with ExitStack() as until_the_end:
+        with one_slow.asking(**SLOWEST) as running:
+            wait_for_prefill(one_slow, running, before)
+            with one_slow.asking(**SLOWEST) as leaving:
+                come_to(leaving, "retrieval.completed")
+                next_one = until_the_end.enter_context(one_slow.asking(**QUESTION))
+                come_to(next_one, "retrieval.completed")
+                assert admitted(one_slow) == before + 1
+                ended_before = ended(one_slow)
+            # The second query must leave the queue before its turn.
+            until(lambda: ended(one_slow) == ended_before + 1, timeout_s=10)
+        assert_prefilled_at_once(next_one, time.monotonic())
+
+
+def test_one_trace_goes_through_all_processes_and_is_sent_before_they_end(one_slow, received):
+    stack, requests = one_slow, received[0]
+    with stack.client() as client:
+        headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "X-Request-Id": "mine"}
+        answer = client.post("/query", json=QUESTION, headers=headers)
+        assert answer.status_code == 200
+        metrics = client.get("/metrics").text
+    documents = sum(map(len, DOCUMENTS.values()))
+    assert f'ragtree_ingest_documents_total{{status="stored"}} {documents}.0' in metrics
+    assert 'ragtree_part_ready{part="engine"} 1.0' in metrics
+    assert stack.stop()
+    found = [
+        (span, {pair.key: pair.value.string_value for pair in resource.resource.attributes}["ragtree.part"])
+        for request in requests
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+        if span.trace_id.hex() == TRACE
+    ]
+    names = {span.span_id: span.name for span, _ in found}
+    assert {(span.name, names.get(span.parent_span_id), part) for span, part in found} == {
+        ("invoke_workflow ragtree", None, "gateway"),
+        ("retrieval countries", "invoke_workflow ragtree", "gateway"),
+        ("embeddings hashing", "retrieval countries", "retriever"),
+        ("chat fake", "invoke_workflow ragtree", "gateway"),
+    }
+    assert not any(QUESTION["query"].encode() in request.SerializeToString() for request in requests)

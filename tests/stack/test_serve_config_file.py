@@ -9,7 +9,7 @@ import httpx
 import pytest
 from stacks import FAKE, FREEDONIA, PATIENCE_S, command, ended_job, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.prove("services/")]
 
 
 def test_serve_runs_the_stack_from_its_config_file(tmp_path):

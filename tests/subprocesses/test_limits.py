@@ -16,7 +16,7 @@ TIME = "limit_processor_time(1)\nwhile True: pass"
 )
 def test_limits(code, outcome, tmp_path):
     ran = subprocess.run(
-        [sys.executable, "-c", f"from subprocesses.limits import confine, limit_processor_time\n{code}"],
+        [sys.executable, "-c", f"from subprocesses.worker_process import confine, limit_processor_time\n{code}"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

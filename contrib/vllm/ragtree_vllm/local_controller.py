@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.plan_translation import lost_copies, request_of, spare_keys
+from cachectl.runtime.messages import lost_copies, request_of, spare_keys
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.restore import restore
 from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.plans import PrefillPlan
@@ -44,11 +45,10 @@ class LocalController:
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            Capacities(memory.gpu_pages * page, memory.host_pages * page, memory.disk_pages * page),
+            KvStorage(Capacities(memory.gpu_pages * page, memory.host_pages * page, memory.disk_pages * page), page),
             [instance],
-            DeviceProfile.shipped("a10g-7b").prefill_seconds,
+            TreeCosts(DeviceProfile.shipped("a10g-7b").prefill_seconds),
             FREQUENCY_WINDOW_S,
-            page_tokens=page,
             arena=PageAllocator(memory.host_pages, page, first_stamp),
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )

@@ -1,1 +1,1 @@
-"""The checks, one a file."""
+"""The checks of a doctor, by what they examine."""

@@ -3,15 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from examine.doctor.checks.caching_engine import CachingEngine
+from examine.doctor.checks.engines import CachingEngine
 from examine.doctor.context import Context
 from examine.doctor.differences import differ
 from examine.doctor.outcome import Outcome
-from examine.measuring.engines import Generation, generate
+from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import KvPath
-from examine.measuring.tier_rounds import carried_out, move
-from protocol.generation import Sampling
-from protocol.kv import Orders
+from examine.measuring.tier_rounds import forget, move
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -50,28 +48,23 @@ class ExactAnswers:
 
 async def _from_each_tier(context: Context, prompt: Prompt) -> dict[Tier, Generation]:
     """Return a prompt's answers by where its documents' KV was. Afterwards no tier has it."""
-    engine, memory = context.engine.running, context.memory
-    assert memory is not None
-    path = KvPath(prompt.prefix, memory.page_tokens)
-    question = prompt.segments[-1]
+    path = KvPath(prompt.prefix, context.memory.page_tokens)
     answers = {}
-    # With another question: vLLM's own cache would also keep the blocks of this one, and answers be compared that
-    # differ in how much of the prompt was computed.
-    await generate(engine, path.plan("to compute it", None, Tier.GPU), Sampling(1))
+    await context.compute(path)
     source = Tier.GPU
     for tier in (Tier.GPU, *context.below):
         if tier is not Tier.GPU:
-            await move(engine, path, source, tier)
-        plan = path.plan(question, tier, Tier.GPU if tier is Tier.GPU else None)
-        answers[tier] = await generate(engine, plan, Sampling(context.sizes.answer_tokens, logprobs=True))
+            await move(context.engine.running, path, source, tier)
+        answers[tier] = await context.answer(
+            path.plan(prompt.segments[-1], tier, Tier.GPU if tier is Tier.GPU else None)
+        )
         source = tier
-    await carried_out(engine, Orders(forget=((path.namespace, path.segments[0].key),)))
+    await forget(context.engine.running, path)
     return answers
 
 
 def _wrong(context: Context, number: int, answers: dict[Tier, Generation]) -> Iterator[Tier]:
     reference = context.reference
-    assert reference is not None
     for tier, answer in answers.items():
         exact = tier is Tier.GPU or not differ(answer, answers[Tier.GPU], reference.tolerances.repeat)
         if not exact or differ(answer, reference.answers[number], reference.tolerances.rounding):

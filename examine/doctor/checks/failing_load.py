@@ -4,16 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
-from examine.doctor.checks.caching_engine import CachingEngine
+from examine.doctor.checks.engines import CachingEngine
 from examine.doctor.context import Context
 from examine.doctor.differences import differ
 from examine.doctor.outcome import Outcome
 from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath, random_segment
-from examine.measuring.tier_rounds import carried_out, move
+from examine.measuring.tier_rounds import carried_out, forget, move
 from protocol.generation import PrefillResult, Sampling
 from protocol.kv import LostCopy, Orders
-from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
 from protocol.tiers import Tier
 
@@ -47,17 +46,17 @@ class FailingLoad:
         longer = _path(context, segments)
         path = _path(context, segments[:-1], longer.namespace)
         path.pages = longer.pages[:-1]
-        await generate(engine, path.plan("to compute it", None, Tier.GPU), Sampling(1))
+        await context.compute(path)
         await move(engine, path, Tier.GPU, tier)
         await carried_out(engine, Orders((path.moves(tier, None)[len(path.keys) - 1 - _DROPPED],)))
         async with _busy(context, segments):
             answers = await asyncio.gather(
-                _answer(context, path.plan("why?", tier, None)),
-                _answer(context, longer.plan("how?", [*([tier] * len(path.keys)), None], None)),
+                context.answer(path.plan("why?", tier, None)),
+                context.answer(longer.plan("how?", [*([tier] * len(path.keys)), None], None)),
             )
         # From what vLLM's own cache has kept of the two.
-        again = await _answer(context, longer.plan("how?", None, None))
-        await carried_out(engine, Orders(forget=((path.namespace, segments[0].key),)))
+        again = await context.answer(longer.plan("how?", None, None))
+        await forget(context.engine.running, path)
         if await _differ(context, path, "why?", answers[0]) or await _differ(context, longer, "how?", answers[1]):
             return Outcome.failed(f"an answer is wrong after a load from {tier} failed: do not use it")
         if await _differ(context, longer, "how?", again):
@@ -87,21 +86,14 @@ async def _busy(context: Context, segments: Sequence[Segment]) -> AsyncGenerator
         await asyncio.gather(answer, started, return_exceptions=True)
 
 
-async def _answer(context: Context, plan: PrefillPlan) -> Generation:
-    return await generate(context.engine.running, plan, Sampling(context.sizes.answer_tokens, logprobs=True))
-
-
 async def _differ(context: Context, path: KvPath, question: str, answer: Generation) -> bool:
     """Return whether an answer is not the one that is computed without any cache."""
-    reference = context.reference
-    assert reference is not None
-    right = await _answer(context, _path(context, path.segments).plan(question, None, None))
-    return differ(answer, right, reference.tolerances.rounding)
+    right = await context.answer(_path(context, path.segments).plan(question, None, None))
+    return differ(answer, right, context.reference.tolerances.rounding)
 
 
 def _segments(context: Context) -> list[Segment]:
     memory, step = context.memory, context.step
-    assert memory is not None
     pages = memory.host_pages if context.below[0] is Tier.HOST else memory.disk_pages
     room = min(context.max_model_len, pages * memory.page_tokens) - 2 * memory.page_tokens
     others = _SYSTEM_TOKENS + _BEHIND_TOKENS + _LAST_TOKENS + QUESTION_TOKENS + context.sizes.answer_tokens
@@ -116,5 +108,4 @@ def _segments(context: Context) -> list[Segment]:
 
 
 def _path(context: Context, segments: Sequence[Segment], namespace: str | None = None) -> KvPath:
-    assert context.memory is not None
     return KvPath(segments, context.memory.page_tokens, namespace)

@@ -1,12 +1,11 @@
-"""Times to first token by where the prompt's KV is."""
+"""Times to first token by where the prompt's KV is, and bandwidths of loads."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from examine.doctor.checks.caching_engine import CachingEngine
+from examine.doctor.checks.engines import CachingEngine
 from examine.doctor.context import Context, TierRounds
 from examine.doctor.outcome import Outcome
-from examine.doctor.tier_paths import round_path
 from examine.measuring.tier_rounds import caching_round, copy_rate, read_rate
 from protocol.tiers import Tier
 
@@ -19,16 +18,13 @@ class FirstTokens:
 
     async def run(self, context: Context) -> Outcome:
         """Warns if a tier is slower than computing the prompt."""
-        reference, memory = context.reference, context.memory
-        assert reference is not None
-        assert memory is not None
-        tiers = context.below
-        pages = round_path(context, 0).page_count
+        memory, tiers = context.memory, context.below
+        pages = context.round_path(0, memory.page_tokens).page_count
         for tier, room in ((Tier.HOST, memory.host_pages), (Tier.DISK, memory.disk_pages)):
             if tier in tiers and pages > room:
                 return Outcome.skipped(f"{tier} has no room for {pages} pages: raise generator.kv.{tier}_gib")
         measured = await _measured(context, tiers)
-        times: dict[str, float] = {case: median(values) for case, values in reference.ttft_ms.items()}
+        times: dict[str, float] = {case: median(values) for case, values in context.reference.ttft_ms.items()}
         times |= {tier: median(took[tier].ttft_ms for took in measured.rounds) for tier in (Tier.GPU, *tiers)}
         return judged(times, tiers)
 
@@ -48,15 +44,13 @@ def judged(times: Mapping[str, float], tiers: Sequence[Tier]) -> Outcome:
 
 
 async def _measured(context: Context, tiers: tuple[Tier, ...]) -> TierRounds:
-    memory = context.memory
-    assert memory is not None
-    count = context.sizes.rounds
-    size = round_path(context, 0).page_count * memory.page_bytes
+    memory, count = context.memory, context.sizes.rounds
+    size = context.round_path(0, memory.page_tokens).page_count * memory.page_bytes
     measured = context.measured = TierRounds(size, [], [], [])
     file = context.engine.folder / "read"
     for number in range(-1, count):
         context.progress(FirstTokens.name, number + 1, count + 1)
-        took = await caching_round(context.engine.running, round_path(context, number), tiers)
+        took = await caching_round(context.engine.running, context.round_path(number, memory.page_tokens), tiers)
         rates = copy_rate(size), read_rate(file, size)
         # The first round warms up.
         if number >= 0:
@@ -66,3 +60,34 @@ async def _measured(context: Context, tiers: tuple[Tier, ...]) -> TierRounds:
     file.unlink()
     context.progress(FirstTokens.name, count + 1, count + 1)
     return measured
+
+
+_SLOW = 0.2
+_LARGE = 8 << 20
+"""Bytes from which a load takes longer than its beginning and its end."""
+
+
+class Bandwidths:
+    """Compares loads from each tier with a plain memory copy, or a plain file read, of as many bytes."""
+
+    name = "bandwidth"
+    needs = (FirstTokens.name,)
+
+    async def run(self, context: Context) -> Outcome:
+        """Warns if a tier is far slower."""
+        measured = context.measured
+        against = {Tier.HOST: ("a memory copy", measured.copy_rates), Tier.DISK: ("a file read", measured.read_rates)}
+        shown, slow = [], []
+        for tier in context.below:
+            rates = [measured.size / took[tier].prefill.kv_load_ms * 1000 for took in measured.rounds]
+            plain, plain_rates = against[tier]
+            share = median(ours / theirs for ours, theirs in zip(rates, plain_rates, strict=True))
+            shown.append(f"{tier} {median(rates) / 1e9:.1f} GB/s ({share:.2f} of {plain})")
+            if share < _SLOW and measured.size >= _LARGE:
+                slow.append(f"loads from {tier} reach only {share:.0%} of {plain}")
+        if not shown:
+            return Outcome.skipped("there is no tier below the engine's own memory")
+        figure = ", ".join(shown)
+        if slow:
+            return Outcome.warning(f"{slow[0]}: its two threads need idle cores", figure)
+        return Outcome.passed(figure)

@@ -9,8 +9,7 @@ from examine.doctor.context import Context
 from examine.doctor.outcome import Outcome
 from generator.settings import ObjectStoreSettings
 from generator.tiers.base import TierError
-from generator.tiers.object_requests import ObjectRequests
-from generator.tiers.open_store import open_store
+from generator.tiers.object_requests import open_store
 from protocol.errors import ConfigError
 
 _PROBE_BYTES = 4 << 20
@@ -30,18 +29,15 @@ class ObjectStore:
         settings = context.settings.kv.object_store
         if settings is None:
             return Outcome.skipped("generator.kv.object_store is not set")
-        return await asyncio.to_thread(_examined, settings)
+        try:
+            return await asyncio.to_thread(_probed, settings)
+        except (ConfigError, TierError) as error:
+            return Outcome.failed(str(error))
 
 
-def _examined(settings: ObjectStoreSettings) -> Outcome:
-    try:
-        return _probed(open_store(settings))
-    except (ConfigError, TierError) as error:
-        return Outcome.failed(str(error))
-
-
-def _probed(store: ObjectRequests) -> Outcome:
+def _probed(settings: ObjectStoreSettings) -> Outcome:
     """Write, read, list and delete an object. Raises what its requests raise."""
+    store = open_store(settings)
     path, content = f"ragtree-doctor-{uuid4().hex}", os.urandom(_PROBE_BYTES)
     began = perf_counter()
     store.put(path, memoryview(content))

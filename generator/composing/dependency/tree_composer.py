@@ -1,19 +1,16 @@
 """Computes a prompt's dependency trees, or takes the KV that an earlier prompt computed (DepCache, Algorithm 2)."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
 
-from generator.composing.attention_layers import AttentionLayer, slots_of
-from generator.composing.codec import LayerKv
+from generator.composing.attention_layers import AttentionLayer, LayerKv, slots_of
 from generator.composing.composer import Composed
-from generator.composing.deletions import IsDeleted
-from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch
-from generator.composing.dependency.forest import Forest
-from generator.composing.dependency.token_kv import TokenKv
-from generator.composing.dependency.tree_attention import TreeAttention, in_place_of_own
-from generator.composing.dependency.tree_pass import tree_pass
+from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch, TokenKv
+from generator.composing.dependency.forest import Forest, tree_pass
+from generator.composing.dependency.tree_attention import TreeAttention
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, positions_of, slices
 from protocol.dependency import DependencyTrees, branch_keys
@@ -38,6 +35,8 @@ class TreeTask(NamedTuple):
 class TreeComposer:
     """Composes prompts with dependency trees on an engine's ``layers``, at most ``step_tokens`` tokens at a time.
 
+    The branches' KV that is ``kept`` for later prompts is used, and added to.
+
     Raises ConfigError if the layers' attention cannot be that of trees.
     """
 
@@ -52,18 +51,9 @@ class TreeComposer:
         self._layers = layers
         self._attentions = [TreeAttention(number, layer) for number, layer in enumerate(layers)]
         self._forward = forward
-        self._kept = kept
+        self.kept = kept
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
-
-    @property
-    def deletions(self) -> int:
-        """How often documents were deleted."""
-        return self._kept.deletions
-
-    def forget(self, is_deleted: IsDeleted) -> None:
-        """Drop what is kept of deleted chunks' facts."""
-        self._kept.forget(is_deleted)
 
     def steps(self, task: TreeTask) -> Iterator[Composed | None]:
         """Compute what stands in front of a prompt's trees, and the trees, in steps. The last one yields the result."""
@@ -74,9 +64,9 @@ class TreeComposer:
             yield None
         forest = Forest(task.trees)
         ids = task.token_ids.tolist()
-        self._kept.drop(task.trees.dropped)
+        self.kept.drop(task.trees.dropped)
         keys = branch_keys(task.namespace, task.trees, ids)
-        found = self._kept.find(keys) if task.trees.reuse else [None] * len(keys)
+        found = self.kept.find(keys) if task.trees.reuse else [None] * len(keys)
         hits = [(place, kept) for place, kept in enumerate(found) if kept is not None]
         self._place(task, forest, hits)
         missing = [forest.runs[place] for place, kept in enumerate(found) if kept is None]
@@ -90,7 +80,7 @@ class TreeComposer:
             computed += [] if own is None else [own.to(_MAIN_MEMORY)]
         if task.trees.reuse:
             kv = TokenKv.joined(computed or [TokenKv.empty(0, self._layers, _MAIN_MEMORY)])
-            self._kept.add(task.namespace, branches_of(forest, keys, found), kv, task.deletions)
+            self.kept.add(task.namespace, branches_of(forest, keys, found), kv, task.deletions)
         yield Composed(sum(forest.branches[place].tokens for place, _ in hits), 0, 0.0)
 
     def _place(self, task: TreeTask, forest: Forest, hits: Sequence[tuple[int, KeptBranch]]) -> None:
@@ -102,7 +92,7 @@ class TreeComposer:
         counts = torch.tensor([forest.branches[place].tokens for place, _ in hits])
         moves = torch.tensor([forest.positions[place] - kept.position for place, kept in hits])
         by: int | torch.Tensor = moves.repeat_interleave(counts).to(device) if moves.any() else 0
-        kv = self._kept.read([kept for _, kept in hits]).to(device)
+        kv = self.kept.read([kept for _, kept in hits]).to(device)
         for layer, (keys, values) in zip(self._layers, kv.layers, strict=True):
             layer.write(LayerKv(layer.rotation.moved(keys, by), values), slots)
 
@@ -112,7 +102,9 @@ class TreeComposer:
         """Compute runs of the trees' tokens, whose ancestors are in place or among them."""
         places = positions_of(part, task.blocks.device)
         attention = tree_pass(forest, part, task.blocks, self._layers[0].dtype, computed)
-        with in_place_of_own(self._attentions):
+        with ExitStack() as in_place:
+            for layer in self._attentions:
+                in_place.enter_context(layer.in_place_of_own())
             self._forward.compute_with(
                 task.token_ids[places],
                 positions[places - forest.place.start],

@@ -1,7 +1,6 @@
 """Selects nothing: direct reuse, as in Shared RAG-DCache without cross-attention."""
 
-from generator.composing.composed_prompt import ComposedPrompt
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 
 class Nothing(Selector):

@@ -7,10 +7,9 @@ import torch
 from torch.nn.functional import avg_pool1d
 
 from generator.composing.attention_layers import AttentionLayer
-from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import WINDOW, Run, best, windows
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 _AROUND = 8
 """Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""
@@ -33,13 +32,11 @@ class QuestionAttention(Selector):
         forward: PartialForward,
         highest_of_ranks: Callable[[torch.Tensor], torch.Tensor],
         asked_tokens: int,
-        window: int = WINDOW,
     ) -> None:
         self._layers = layers[len(layers) // 2 : max(2 * len(layers) // 3, len(layers) // 2 + 1)]
         self._forward = forward
         self._highest_of_ranks = highest_of_ranks
         self._asked_tokens = asked_tokens
-        self._window = window
 
     def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """The windows with the highest scores, of ``budget`` tokens at most."""
@@ -48,7 +45,7 @@ class QuestionAttention(Selector):
         for document in prompt.documents:
             within = slice(document.start, document.end)
             scores[within] = avg_pool1d(scores[within][None], 2 * _AROUND + 1, 1, _AROUND, count_include_pad=False)[0]
-        return Selection(best(windows(prompt.documents, self._window), scores, budget), attention)
+        return Selection(best(windows(prompt.documents, WINDOW), scores, budget), attention)
 
     def scores(self, prompt: ComposedPrompt) -> torch.Tensor:
         """The score of each position up to the end of the last document."""

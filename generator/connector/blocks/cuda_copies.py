@@ -1,22 +1,30 @@
-"""Copies between host memory and a GPU, as CUDA makes them. Only a machine with a GPU runs this file."""
+"""Copies between host memory and a GPU, as CUDA makes them. Only a machine with a GPU runs ``CudaCopies``."""
 
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
+import numpy as np
+import structlog
 import torch
+from numpy.typing import NDArray
 
-from generator.connector.blocks.device_copies import Numbers
-from generator.connector.blocks.pinned_memory import register
 from generator.tiers.base import Page
+
+log = structlog.get_logger(__name__)
 
 _MOST_COPIES = 1024
 """Copies of one batch. The driver's batches have failed with tens of thousands (vLLM issue 49276)."""
+_MOST_BYTES = 64 << 30
+"""Drivers refuse to register more host memory at once."""
+
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 class CudaCopies:
-    """The ``DeviceCopies`` of one GPU. Each thread has its own stream."""
+    """Copies of one GPU, by address. Those of one thread are made in order, on its stream, beside the engine's work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -29,32 +37,35 @@ class CudaCopies:
         return str(torch.cuda.get_device_name(self._device))
 
     def submit(self, sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
-        """Start copies on the calling thread's stream."""
+        """Start copies between host memory and the device: ``sizes`` bytes each.
+
+        The host memory must be pinned, and must stay until the copies are done.
+        """
         with torch.cuda.stream(self._stream):
             for begin in range(0, len(sizes), _MOST_COPIES):
                 part = slice(begin, begin + _MOST_COPIES)
                 self._start(*(torch.from_numpy(numbers[part]) for numbers in (sources, targets, sizes)))
 
     def mark(self) -> Callable[[], None]:
-        """A function that waits for the copies of the calling thread's stream so far, without using the CPU."""
+        """A function that waits, without using the CPU, for the copies that the calling thread has started so far."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         synchronize: Callable[[], None] = event.synchronize
         return synchronize
 
     def fence(self) -> Callable[[], None]:
-        """A function that makes the calling thread's stream wait for the engine's stream, as it is now."""
+        """A function that holds back the calling thread's later copies until the engine's work so far is done."""
         computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         computed.record(torch.cuda.current_stream(self._device))
         return lambda: self._stream.wait_event(computed)
 
     def enter_thread(self) -> None:
-        """Use the calling thread's stream for all that it does."""
+        """Let all that the calling thread does on the device run in order with its copies."""
         torch.cuda.set_device(self._device)
         torch.cuda.set_stream(self._stream)
 
     def in_order(self) -> AbstractContextManager[object]:
-        """Use the calling thread's stream within it."""
+        """Within it, what the calling thread does on the device runs in order with its copies, on any thread."""
         return torch.cuda.stream(self._stream)
 
     def indices(self, numbers: Sequence[int]) -> torch.Tensor:
@@ -67,26 +78,29 @@ class CudaCopies:
         return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(self._device, non_blocking=True)
 
     def is_pinned(self, memory: Page) -> bool:
-        """Whether CUDA knows the memory as pinned."""
+        """Whether host memory is pinned."""
         return torch.from_numpy(memory).is_pinned()
 
     def pinned(self, size: int) -> Page:
-        """New pinned memory."""
+        """New pinned memory of ``size`` bytes."""
         memory: Page = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         return memory
 
     def pin(self, memory: Page) -> Callable[[], None]:
-        """Register memory with CUDA."""
+        """Pin host memory. Returns the function that unpins it. If that fails, a warning is logged."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         return register(runtime, self._clear_error, memory)
 
     def free_bytes(self) -> int:
-        """The GPU's memory that nothing uses."""
+        """The device's memory that nothing uses."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return int(free)
 
     def new_pages(self, count: int, page_bytes: int) -> torch.Tensor | None:
-        """New memory on the GPU, or None if it has not enough."""
+        """New memory on the device, shape [count, page_bytes] and dtype uint8; None if it has not enough.
+
+        The engine's thread calls this. Other threads wait for a fence made after it before they copy there.
+        """
         try:
             return torch.empty((count, page_bytes), dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError:
@@ -105,6 +119,32 @@ class CudaCopies:
             torch.ones(1, device=self._device).add_(1)
         except RuntimeError:
             return
+
+
+def register(runtime: Any, clear_error: Callable[[], None], memory: Page) -> Callable[[], None]:  # noqa: ANN401
+    """Register ``memory``, an array of rows, with CUDA. Returns the function that undoes it.
+
+    If CUDA refuses, nothing stays registered, a warning is logged, and ``clear_error`` takes back CUDA's last error.
+    """
+    row = memory.strides[0]
+    rows = max(1, _MOST_BYTES // row)
+    registered: list[int] = []
+
+    def unregister() -> None:
+        while registered:
+            if int(runtime.cudaHostUnregister(registered.pop()).value):
+                clear_error()
+
+    for begin in range(0, len(memory), rows):
+        address = memory.ctypes.data + begin * row
+        error = runtime.cudaHostRegister(address, min(rows, len(memory) - begin) * row, 0)
+        if int(error.value):
+            clear_error()
+            unregister()
+            log.warning("host_memory_not_pinned", bytes=len(memory) * row, error=str(error))
+            break
+        registered.append(address)
+    return unregister
 
 
 def _batch_copy() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:

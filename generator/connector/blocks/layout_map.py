@@ -1,9 +1,13 @@
-"""Where an attention backend keeps the keys and values of a block's tokens, learnt from the backend itself.
+"""Where a block's bytes lie in an engine's KV caches, and where in them the keys and values of its tokens.
 
-Each number of the keys and values is written as its own index, so each element of the block tells what it is. Not every
-dtype represents an index exactly. So it is written digit by digit, in several passes.
+The latter is learnt from the attention backend itself. Each number of the keys and values is written as its own index,
+so each element of the block tells what it is. Not every dtype represents an index exactly. So it is written digit by
+digit, in several passes.
 """
 
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +18,127 @@ from protocol.errors import ConfigError
 
 _BASE = 64
 """Of the digits. They are written as 1 to 64, which bfloat16, float16 and int8 represent exactly; 0 means unwritten."""
+
+
+class Axes(NamedTuple):
+    """Axes in C order from the element ``first`` on, by ``sizes`` and ``strides``, counted in elements."""
+
+    first: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def axes_of(places: NDArray[np.int64]) -> Axes | None:
+    """The axes along which ``places`` lie, one or several for each of their dimensions. None if they lie along none."""
+    first = places.flat[0]
+    offsets = [_offsets(places, dim) - first for dim in range(places.ndim)]
+    if not np.array_equal(places - first, reduce(np.add.outer, offsets)):
+        return None
+    nested = [list(_nested(along)) for along in offsets]
+    if any(np.prod([size for size, _ in axes]) != len(along) for axes, along in zip(nested, offsets, strict=True)):
+        return None
+    sizes, strides = zip(*(axis for axes in nested for axis in axes), strict=True)
+    return Axes(int(first), sizes, strides)
+
+
+def _offsets(places: NDArray[np.int64], dim: int) -> NDArray[np.int64]:
+    """The places along one dimension, at the beginning of all others."""
+    return places[tuple(slice(None) if other == dim else 0 for other in range(places.ndim))]
+
+
+def _nested(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Sizes and strides of nested axes whose offsets these are, outermost first; too few if there are none."""
+    size = len(offsets)
+    if size == 1:
+        yield 1, 0
+        return
+    stride = int(offsets[1])
+    steps = np.diff(offsets) == stride
+    run = size if steps.all() else int(np.argmin(steps)) + 1
+    if run == size:
+        yield size, stride
+    elif run > 1 and size % run == 0:
+        rows = offsets.reshape(-1, run)
+        if np.array_equal(rows, rows[:, :1] + rows[:1]):
+            yield from _nested(rows[:, 0])
+            yield run, stride
+
+
+class Slab(NamedTuple):
+    """Dense memory of every block: ``memory`` has shape [blocks, bytes] and dtype uint8.
+
+    ``elements`` are the numbers of its elements, as ``slabs_of`` counts them, in the order of memory.
+    """
+
+    memory: torch.Tensor
+    elements: NDArray[np.uint32]
+
+
+def slabs_of(caches: Sequence[torch.Tensor]) -> list[Slab]:
+    """The memory of each block of ``caches``, whose first dimension is the blocks, in as few slabs as possible.
+
+    A layer has one slab if its blocks are dense, and several if, for example, all keys lie in front of all values. A
+    layout that keeps a block's layers next to each other has one slab for all of them. The elements of a block are
+    counted layer by layer, in the order of each layer's own dimensions. Raises ConfigError if numbers are scattered.
+    """
+    first = 0
+    parts: list[Slab] = []
+    for cache in caches:
+        numbers = np.arange(first, first + cache[0].numel(), dtype=np.uint32).reshape(cache.shape[1:])
+        parts += _dense_parts(cache, numbers)
+        first += numbers.size
+    # Storages in the order of their first layer, because their addresses differ from process to process.
+    places = {address: place for place, address in enumerate(dict.fromkeys(map(_storage, parts)))}
+    parts.sort(key=lambda part: (places[_storage(part)], part.memory.storage_offset()))
+    cuts = [at for at, (left, right) in enumerate(pairwise(parts), start=1) if not _adjacent(left, right)]
+    return [_joined(parts[begin:end]) for begin, end in pairwise([0, *cuts, len(parts)])]
+
+
+def _dense_parts(cache: torch.Tensor, numbers: NDArray[np.uint32]) -> Iterator[Slab]:
+    """One slab for each part of a block that is dense in memory."""
+    dims = sorted(range(numbers.ndim), key=lambda dim: -cache.stride(dim + 1))
+    ordered = cache.permute(0, *(dim + 1 for dim in dims))
+    numbers = numbers.transpose(dims)
+    outer = next(count for count in range(len(dims) + 1) if ordered[(0,) * (count + 1)].is_contiguous())
+    if outer == len(dims):
+        raise ConfigError(f"the numbers of a KV cache of shape {tuple(cache.shape)} are scattered in memory")
+    for index in np.ndindex(*ordered.shape[1 : outer + 1]):
+        part = ordered[(slice(None), *index)]
+        size = part.element_size()
+        yield Slab(
+            _bytes(part, int(part.storage_offset()) * size, part[0].numel() * size, part.stride(0) * size),
+            numbers[index].reshape(-1),
+        )
+
+
+def _storage(slab: Slab) -> int:
+    """The address of a slab's storage."""
+    return slab.memory.untyped_storage().data_ptr()
+
+
+def _adjacent(left: Slab, right: Slab) -> bool:
+    """Whether ``right`` continues ``left`` in every block."""
+    first, second = left.memory, right.memory
+    return (
+        _storage(left) == _storage(right)
+        and first.stride(0) == second.stride(0)
+        and first.storage_offset() + first.shape[1] == second.storage_offset()
+        # Otherwise ``right`` is the next block's memory.
+        and second.storage_offset() + second.shape[1] - first.storage_offset() <= first.stride(0)
+    )
+
+
+def _joined(slabs: Sequence[Slab]) -> Slab:
+    first = slabs[0].memory
+    size = sum(slab.memory.shape[1] for slab in slabs)
+    memory = _bytes(first, int(first.storage_offset()), size, first.stride(0))
+    return Slab(memory, np.concatenate([slab.elements for slab in slabs]))
+
+
+def _bytes(like: torch.Tensor, offset: int, size: int, stride: int) -> torch.Tensor:
+    """``size`` bytes of each of the blocks of ``like``, ``stride`` bytes apart, from ``offset`` in its storage on."""
+    memory = torch.empty(0, dtype=torch.uint8, device=like.device)
+    return memory.set_(like.untyped_storage(), offset, (like.shape[0], size), (stride, 1))
 
 
 class KvShape(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.connector.blocks.axes import axes_of
+from generator.connector.blocks.layout_map import axes_of
 from generator.connector.blocks.paged_blocks import LayerPlaces
 from generator.tiers.base import Page
 from protocol.errors import ConfigError

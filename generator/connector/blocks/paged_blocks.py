@@ -14,8 +14,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes
-from generator.connector.blocks.slabs import slabs_of
+from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes, slabs_of
 from generator.connector.blocks.staged_pages import StagedPages
 from generator.tiers.base import Page
 from protocol.errors import ConfigError
@@ -25,6 +24,18 @@ if TYPE_CHECKING:
 
 WriterOf = Callable[[str], BlockWriter]
 """The attention backend's way to write a block's tokens into a layer's cache, by the layer's name."""
+
+
+class EngineCache(NamedTuple):
+    """An engine's KV cache: its layers' tensors by name, each with one dimension of ``num_blocks``.
+
+    A block has ``page_tokens`` tokens. ``writer_of`` writes a block's tokens into a layer's cache.
+    """
+
+    layers: Mapping[str, torch.Tensor]
+    num_blocks: int
+    page_tokens: int
+    writer_of: WriterOf
 
 
 class LayerPlaces(NamedTuple):
@@ -53,21 +64,12 @@ class PagedBlocks(ABC):
     ``enter_thread`` first.
     """
 
-    def __init__(
-        self,
-        kv_caches: Mapping[str, torch.Tensor],
-        num_blocks: int,
-        page_tokens: int,
-        writer_of: WriterOf,
-    ) -> None:
-        """``kv_caches`` are the layers' tensors by name, each with one dimension of ``num_blocks``.
-
-        Raises ConfigError if the layout of the cache is not supported.
-        """
-        self.page_tokens = page_tokens
-        rows = [_by_block(name, cache, num_blocks) for name, cache in kv_caches.items()]
-        self._dtype = rows[0].dtype
-        if any(row.dtype != self._dtype for row in rows):
+    def __init__(self, cache: EngineCache) -> None:
+        """Raises ConfigError if the layout of the cache is not supported."""
+        self.page_tokens = cache.page_tokens
+        rows = [_by_block(name, layer, cache.num_blocks) for name, layer in cache.layers.items()]
+        self.dtype = rows[0].dtype
+        if any(row.dtype != self.dtype for row in rows):
             raise ConfigError("the layers keep their KV in different dtypes, which RAGTree cannot page")
         self._shapes = Counter(tuple(row.shape[1:]) for row in rows)
         slabs = slabs_of(rows)
@@ -78,22 +80,17 @@ class PagedBlocks(ABC):
         self._lanes = _lanes_of(self._slabs)
         self._elements = np.concatenate([slab.elements for slab in slabs])
         layers = [
-            _layer_map(name, cache, row, writer_of(name))
-            for (name, cache), row in zip(kv_caches.items(), rows, strict=True)
+            _layer_map(name, layer, row, cache.writer_of(name))
+            for (name, layer), row in zip(cache.layers.items(), rows, strict=True)
         ]
         self._token_of = np.concatenate([layer.token_of for layer in layers])[self._elements]
-        self._names = tuple(kv_caches)
+        self._names = tuple(cache.layers)
         self._layer_maps = layers
 
     @property
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
-        return f"{self._dtype} {self.page_tokens} {[layer.digest for layer in self.places()]}"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the keys and values."""
-        return self._dtype
+        return f"{self.dtype} {self.page_tokens} {[layer.digest for layer in self.places()]}"
 
     def places(self) -> list[LayerPlaces]:
         """Where a page has each layer's keys and values."""
@@ -109,7 +106,7 @@ class PagedBlocks(ABC):
     def shapes(self) -> str:
         """The dtype, and how many layers have blocks of which shape, for people."""
         blocks = ", ".join(f"{count} x {shape}" for shape, count in self._shapes.items())
-        return f"{str(self._dtype).removeprefix('torch.')} {blocks}"
+        return f"{str(self.dtype).removeprefix('torch.')} {blocks}"
 
     @property
     def copies_per_page(self) -> int:
@@ -179,7 +176,7 @@ class PagedBlocks(ABC):
     def _clear_behind(self, tokens: int, page: Page) -> None:
         """Fill ``page`` with zeros behind its first ``tokens`` tokens."""
         if tokens < self.page_tokens:
-            page.view(f"u{self._dtype.itemsize}")[self._token_of >= tokens] = 0
+            page.view(f"u{self.dtype.itemsize}")[self._token_of >= tokens] = 0
 
 
 def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

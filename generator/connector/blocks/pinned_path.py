@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from generator.connector.blocks.device_copies import DeviceCopies
+from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.tiers.base import Page
 
 _BUFFER_BYTES = 8 << 20
@@ -16,7 +16,7 @@ Start: TypeAlias = Callable[[Page, Sequence[int], Sequence[int]], None]
 class PinnedPath:
     """Copies pinned memory directly, and any other through pinned buffers, two for each thread."""
 
-    def __init__(self, copies: DeviceCopies, page_bytes: int) -> None:
+    def __init__(self, copies: CudaCopies, page_bytes: int) -> None:
         self._copies = copies
         self._page_bytes = page_bytes
         self._threads = threading.local()
@@ -52,7 +52,7 @@ class PinnedPath:
 class _Buffers:
     """Two pinned buffers of ``rows`` pages that take turns: one is filled while the other one is copied."""
 
-    def __init__(self, copies: DeviceCopies, page_bytes: int) -> None:
+    def __init__(self, copies: CudaCopies, page_bytes: int) -> None:
         self.rows = max(1, _BUFFER_BYTES // page_bytes)
         self._copies = copies
         self._buffers = [copies.pinned(self.rows * page_bytes).reshape(self.rows, page_bytes) for _ in range(2)]

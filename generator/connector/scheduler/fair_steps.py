@@ -42,9 +42,9 @@ class FairSteps:
         prefilling: list[str] = []
         for state in states:
             if state.request.num_output_tokens:
-                answering.add(state.message.namespace)
+                answering.add(state.plan.namespace)
             else:
-                prefilling.append(state.message.namespace)
+                prefilling.append(state.plan.namespace)
         others = any(answering - {tenant} for tenant in prefilling)
         self._scheduler.long_prefill_token_threshold = self._bounded(len(prefilling)) if others else self._most
 

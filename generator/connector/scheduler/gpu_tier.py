@@ -1,13 +1,22 @@
-"""The GPU tier: nodes whose KV stays in the engine's own blocks, held there by reference."""
+"""The GPU tier: nodes whose KV stays in the engine's own blocks, held there by reference.
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+They are released early before requests run out of blocks (``BlockRelief``). Deleted documents are also found in blocks
+that nobody holds (``BlockOwners``).
+"""
 
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from generator.connector.scheduler.request_state import RequestState
+from generator.connector.step_jobs import Purge
 from protocol.kv import HeldNode, KvNode, pages_spanned
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+_MOST_SPARE = 64
 
 
 class _Held:
@@ -163,3 +172,130 @@ class GpuTier:
     def evict_hashes(self, blocks: Iterable[int]) -> None:
         """Remove blocks from the engine's prefix cache, so that no request finds them by their hashes."""
         self.pool.evict_blocks(set(blocks))
+
+
+class BlockRelief:
+    """Releases held nodes when a running request would be preempted, or a waiting one starve, for want of blocks.
+
+    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step.
+    """
+
+    def __init__(self, gpu: GpuTier, page_tokens: int, most_requests: int, most_tokens: int) -> None:
+        self._gpu = gpu
+        self._page_tokens = page_tokens
+        self._most_requests = most_requests
+        self._most_tokens = most_tokens
+        self._spare: deque[str] = deque(maxlen=_MOST_SPARE)
+
+    def set_spare(self, keys: Iterable[str]) -> None:
+        """Set the nodes to release first, in this order. At most 64 are remembered."""
+        self._spare.clear()
+        self._spare.extend(keys)
+
+    def relieve(
+        self,
+        scheduled: Mapping[str, int],
+        requests: "Mapping[str, Request]",
+        states: Mapping[str, RequestState],
+        loading: Mapping[str, object],
+    ) -> list[str]:
+        """Release as many nodes as needed for the next step. Returns their keys.
+
+        ``scheduled`` are the tokens of this step by request, ``requests`` all requests that have not ended, in the
+        order of their arrival, and ``loading`` those of them whose blocks are being loaded.
+        """
+        wanted = len(scheduled) + 1
+        if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:
+            # The step had room left, so a request that was not scheduled waits for blocks. It is the first of those
+            # that wait: the engine serves them in the order of their arrival.
+            waiting = next((name for name in requests if name not in scheduled and name not in loading), None)
+            if waiting is not None:
+                # A load in the background also waits for the blocks that prompts under way still have to get.
+                # The engine takes the blocks back from a load that failed from the first one on.
+                keeps_blocks = bool(requests[waiting].num_computed_tokens)
+                wanted += self._missing(requests[waiting], states.get(waiting), keeps_blocks)
+                wanted += sum(
+                    self._missing(requests[name], states.get(name))
+                    for name in (*scheduled, *loading)
+                    if name in requests and not requests[name].num_output_tokens
+                )
+        if self._gpu.pool.get_num_free_blocks() >= wanted:
+            return []
+        in_use = {key for state in states.values() if not state.reported for key in state.keys}
+        return self._gpu.relieve(wanted, self._spare, in_use)
+
+    def _missing(self, request: "Request", state: RequestState | None, keeps_blocks: bool = True) -> int:
+        """The number of blocks a request still has to get: all of its own, less those it has or that are held.
+
+        ``keeps_blocks`` says whether it still has the blocks that its state knows.
+        """
+        total: int = -(-request.num_tokens // self._page_tokens)
+        if state is None:
+            computed: int = request.num_computed_tokens
+            return max(0, total - computed // self._page_tokens)
+        return max(0, total - max(len(state.blocks) if keeps_blocks else 0, self._held_blocks(state)))
+
+    def _held_blocks(self, state: RequestState) -> int:
+        """The whole blocks in front of the first node of a plan that is not held."""
+        tokens = 0
+        for node in state.nodes:
+            if node.key not in self._gpu:
+                break
+            tokens = node.prefix_tokens + node.tokens
+        return tokens // self._page_tokens
+
+
+class _Prompt(NamedTuple):
+    """Where the documents of a request stand. The request itself is not kept: it would cost its token lists."""
+
+    namespace: str
+    path: tuple[str, ...]
+    nodes: tuple[KvNode, ...]
+
+    def first_block(self, purge: Purge, page_tokens: int) -> int | None:
+        """The index of the first block that holds any of the documents to delete, or None if none does."""
+        if not purge.covers(self.namespace, self.path):
+            return None
+        first = next((node for node in self.nodes if purge.covers(node.namespace, node.path)), None)
+        return first.prefix_tokens // page_tokens if first is not None else 0
+
+
+class BlockOwners:
+    """Knows which request last wrote each block that it left, so that a deleted document can be found in free blocks.
+
+    The engine's own prefix cache may still find such blocks by their hashes. Memory is bounded by the number of blocks.
+    """
+
+    def __init__(self, gpu: GpuTier, page_tokens: int) -> None:
+        self._gpu = gpu
+        self._page_tokens = page_tokens
+        # By block: the prompt, and the block's index in it.
+        self._owners: dict[int, tuple[_Prompt, int]] = {}
+
+    def record(self, state: RequestState, blocks: Sequence[int]) -> None:
+        """Record the blocks that a request leaves, at its end or at a preemption."""
+        prompt = _prompt(state)
+        self._owners.update({block: (prompt, index) for index, block in enumerate(blocks)})
+
+    def forget(self, purge: Purge, running: Collection[RequestState]) -> None:
+        """Delete documents, and all that was computed behind them, from the GPU tier and the engine's prefix cache."""
+        for key in self._gpu.matching(purge.covers):
+            self._gpu.release(key)
+        gone: list[int] = []
+        for state in running:
+            first = _prompt(state).first_block(purge, self._page_tokens)
+            if first is not None:
+                state.forgotten = True
+                gone += state.blocks[first:]
+        for block, (prompt, index) in self._owners.items():
+            first = prompt.first_block(purge, self._page_tokens)
+            if first is not None and index >= first:
+                gone.append(block)
+        # Requests without a plan are not recorded here. Only a purge of everything covers their blocks.
+        self._gpu.evict_hashes(range(self._gpu.pool.num_gpu_blocks) if purge.is_total else gone)
+        for block in gone:
+            self._owners.pop(block, None)
+
+
+def _prompt(state: RequestState) -> _Prompt:
+    return _Prompt(state.plan.namespace, state.path, tuple(state.nodes))

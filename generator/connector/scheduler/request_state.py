@@ -1,13 +1,13 @@
 """State of one request whose plan the scheduler side executes."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from generator.connector.messages import Composed, Prefilled, RequestMessage
-from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece
+from generator.connector.messages import Composed, Prefilled
+from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece, copy_of
 from protocol.dependency import DependencyTrees
 from protocol.kv import KvNode, LostCopy, PeerRead, pages_spanned
-from protocol.plans import Donor, PlannedNode
+from protocol.plans import Donor, PlannedNode, PrefillPlan
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Offer(NamedTuple):
 class RequestState:
     """A request, its plan, and how far the engine has executed it.
 
-    - ``nodes``: the plan's nodes with their positions in the prompt.
+    - ``nodes``: the nodes of the ``plan`` with their positions in the prompt.
     - ``blocks``: the blocks that the engine has allocated to the request.
     - ``offer``: what the engine was last offered to load.
     - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus what was loaded or
@@ -52,14 +52,16 @@ class RequestState:
       ``not_composed``: whether it failed.
     """
 
-    def __init__(self, request: "Request", message: RequestMessage, page_tokens: int) -> None:
+    def __init__(self, request: "Request", plan: PrefillPlan, path: Sequence[str], page_tokens: int) -> None:
+        """``path`` has the content hashes of the documents at the start of the prompt."""
         self.request = request
-        self.message = message
+        self.plan = plan
+        self.path = tuple(path)
         self._page_tokens = page_tokens
         self.nodes: list[KvNode] = []
         position = 0
-        for depth, planned in enumerate(message.nodes, start=1):
-            self.nodes.append(KvNode(planned.key, message.namespace, message.path[:depth], position, planned.tokens))
+        for depth, planned in enumerate(plan.nodes, start=1):
+            self.nodes.append(KvNode(planned.key, plan.namespace, self.path[:depth], position, planned.tokens))
             position += planned.tokens
         self.blocks: list[int] = []
         self.nodes_kept = False
@@ -86,7 +88,7 @@ class RequestState:
     @property
     def saves(self) -> bool:
         """Whether the plan has nodes saved below the GPU after the first token."""
-        return any(node.saved_to is not None for node in self.message.nodes)
+        return any(node.saved_to is not None for node in self.plan.nodes)
 
     @property
     def keys(self) -> set[str]:
@@ -99,7 +101,7 @@ class RequestState:
 
     def planned(self, index: int) -> PlannedNode:
         """What the plan says about a node."""
-        return self.message.nodes[index]
+        return self.plan.nodes[index]
 
     def make_offer(self, local: int, held: Container[str]) -> Offer:
         """Set ``offer`` to what can be loaded behind the first ``local`` tokens; ``held`` are the GPU tier's nodes."""
@@ -107,7 +109,7 @@ class RequestState:
         # The last token of a prompt is always computed: the next token is sampled from it.
         last: int = self.request.num_tokens - 1
         donated = self._donated(len(found), held)
-        trees = self.message.trees if self.message.trees is not None and self._can_compose else None
+        trees = self.plan.trees if self.plan.trees is not None and self._can_compose else None
         reached = donated or found
         end = trees.end if trees is not None else _end(self.nodes[reached[-1]]) if reached else 0
         self.offer = Offer(local, max(local, min(end, last)), found, donated, trees)
@@ -142,14 +144,14 @@ class RequestState:
 
     def _can_read(self, source: PlannedNode | Donor, held: Container[str]) -> bool:
         """Whether what a plan reads can be there. ``held`` are the keys of the nodes in the GPU tier."""
-        copy = _copy_of(source)
+        copy = copy_of(source)
         if copy is None or copy in self.missing or copy.location in self.silent:
             return False
         return copy.tier is not Tier.GPU or copy.node in held
 
     def _donated(self, exact: int, held: Container[str]) -> list[int]:
         """The nodes, by index, behind the first ``exact`` ones whose donors can be read now."""
-        if self.message.recompute is None or not self._can_compose:
+        if self.plan.recompute is None or not self._can_compose:
             return []
         return [
             index
@@ -182,8 +184,8 @@ class RequestState:
             tuple(donor for donor in self._donors({}) if donor.copy not in self.missing),
             self.offer.end,
             self.offer.end if self.offer.trees is not None else _end(self.nodes[-1]),
-            self.message.recompute,
-            self.message.namespace,
+            self.plan.recompute,
+            self.plan.namespace,
             self.offer.trees,
         )
 
@@ -191,17 +193,8 @@ class RequestState:
         for index in self.offer.donated:
             node, donor = self.nodes[index], self.planned(index).donor
             assert donor is not None
-            yield DonorPages(
-                donor.key,
-                (node.namespace, node.path[-1]),
-                donor.source,
-                donor.prefix_tokens,
-                node.prefix_tokens,
-                _end(node),
-                donor.pages,
-                held.get(donor.key, ()) if donor.source is Tier.GPU else (),
-                donor.peer,
-            )
+            blocks = held.get(donor.key, ()) if donor.source is Tier.GPU else ()
+            yield DonorPages(donor, (node.namespace, node.path[-1]), node.prefix_tokens, _end(node), blocks)
 
     def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
         """The load that carries out the offer; ``held`` are the blocks of the nodes in the GPU tier.
@@ -224,12 +217,8 @@ class RequestState:
                 if planned.source is Tier.GPU:
                     own = held[node.key][first : first + len(blocks)]
                     copies += [BlockCopy(*pair) for pair in zip(own, blocks, strict=True)]
-                elif planned.peer is not None:
-                    peer = planned.peer
-                    pieces.append(Piece(node.key, peer.tier, first, blocks, peer.pages, peer))
                 else:
-                    assert planned.source is not None
-                    pieces.append(Piece(node.key, planned.source, first, blocks, planned.pages))
+                    pieces.append(Piece(planned, first, blocks))
             if last:
                 break
         composition = self.composition() if self.offer.composes else None
@@ -278,13 +267,6 @@ class RequestState:
                 loaded[source] = loaded.get(source, 0) + tokens
         peers = tuple(self.peer_reads)
         return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed, peers)
-
-
-def _copy_of(read: PlannedNode | Donor) -> LostCopy | None:
-    """The copy that a plan reads; None for what it computes or composes."""
-    if read.peer is not None:
-        return LostCopy(read.key, read.peer.tier, read.peer.location)
-    return LostCopy(read.key, read.source) if read.source is not None else None
 
 
 def _end(node: KvNode) -> int:

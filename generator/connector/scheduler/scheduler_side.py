@@ -9,17 +9,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from generator.connector.engine_process import StepRecord
 from generator.connector.messages import Composed, EngineReport, RequestMessage
-from generator.connector.scheduler.block_owners import BlockOwners
-from generator.connector.scheduler.block_relief import BlockRelief
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
-from generator.connector.scheduler.gpu_tier import GpuTier
+from generator.connector.scheduler.gpu_tier import BlockOwners, BlockRelief, GpuTier
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.request_state import RequestState
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
-from generator.connector.step_record import StepRecord
 from protocol.kv import KvMemory, ResidencyReport
 from protocol.tiers import Tier
 
@@ -93,25 +91,27 @@ class SchedulerSide:
         self._requests[request.request_id] = request
         if message is None:
             return
-        numbers = {number for move in message.moves if (number := self._transfers.move(move)) is not None}
-        if message.forget or message.everything:
-            contents = None if message.everything else _by_namespace(message.forget)
-            below = [tier for tier in message.tiers if tier is not Tier.GPU]
-            purge = self._transfers.new_purge(contents, below, message.of)
-            if Tier.GPU in message.tiers:
+        plan, orders = message.plan, message.orders
+        moves = orders.moves if plan is None else plan.moves
+        numbers = {number for move in moves if (number := self._transfers.move(move)) is not None}
+        if orders.forget or orders.everything:
+            contents = None if orders.everything else _by_namespace(orders.forget)
+            below = [tier for tier in orders.tiers if tier is not Tier.GPU]
+            purge = self._transfers.new_purge(contents, below, orders.of)
+            if Tier.GPU in orders.tiers:
                 self._owners.forget(purge, self._states.values())
             # Even without tiers below the GPU: what composing keeps is in none of them.
             numbers.add(self._transfers.queue_purge(purge))
-        if message.spare:
-            self._relief.set_spare(message.spare)
         if message.inquire:
             self.inquire(message.name)
-        if message.plan:
-            state = self._states[request.request_id] = RequestState(request, message, self._page_tokens)
-            if numbers or state.saves:
-                self._transfers.open_message(message.name, numbers, whole=False)
-        else:
+        if plan is None:
             self._transfers.open_message(message.name, numbers)
+            return
+        if plan.spare:
+            self._relief.set_spare(plan.spare)
+        state = self._states[request.request_id] = RequestState(request, plan, message.path, self._page_tokens)
+        if numbers or state.saves:
+            self._transfers.open_message(message.name, numbers, whole=False)
 
     def match(self, request: "Request", local: int) -> tuple[int | None, bool]:
         """The number of tokens to load behind the first ``local``, and whether they load in the background.
@@ -168,13 +168,13 @@ class SchedulerSide:
             return
         if request.num_output_tokens:
             self._prefilled(state)
-        elif state.message.speculative:
+        elif state.plan.speculative:
             # Tokens computed behind the loaded ones prove that the load was good.
             computed: int = request.num_computed_tokens
             state.reached = computed if computed > state.cached else 0
             if state.reached:
                 self._prefilled(state)
-        self._transfers.forget_message(state.message.name)
+        self._transfers.forget_message(state.plan.query_id)
         self._compositions.drop(request.request_id)
         if blocks:
             state.blocks = list(blocks)
@@ -215,7 +215,7 @@ class SchedulerSide:
         # With asynchronous scheduling, a pause would also delay the step that is being computed.
         compose = self._compositions.next_step()
         computed = (*output.num_scheduled_tokens, *((compose.request_id,) if compose is not None else ()))
-        plans = frozenset(self._states[name].message.name for name in computed if name in self._states)
+        plans = frozenset(self._states[name].plan.query_id for name in computed if name in self._states)
         copied_from = [copy.source for copy in self._copies]
         self._steps.append(_Step(bool(output.total_num_scheduled_tokens), copied_from, plans))
         self._record.write(frozenset().union(*(step.plans for step in self._steps)))
@@ -281,7 +281,7 @@ class SchedulerSide:
             if state.reported:
                 continue
             if state.request.num_output_tokens or state.reached is not None:
-                prefilled[state.message.name] = state.prefilled()
+                prefilled[state.plan.query_id] = state.prefilled()
                 state.reported = True
         self._ended.clear()
         carried_out, refused = self._transfers.take_carried_out()
@@ -307,10 +307,10 @@ class SchedulerSide:
         state.nodes_kept = True
         for index in range(len(state.nodes)):
             self._keep_node(state, index)
-        self._transfers.end_message(state.message.name)
+        self._transfers.end_message(state.plan.query_id)
 
     def _keep_node(self, state: RequestState, index: int) -> None:
-        node, planned, name = state.nodes[index], state.planned(index), state.message.name
+        node, planned, name = state.nodes[index], state.planned(index), state.plan.query_id
         if state.reached is not None and not state.has_reached(index, state.reached):
             if planned.kept is Tier.GPU and planned.source is not Tier.GPU:
                 self._lost.add(node.key, Tier.GPU)
@@ -336,8 +336,7 @@ class SchedulerSide:
         self._lost.add_all(result.lost)
         if self._ranks > 1:
             # Other ranks may still have their part of the copy.
-            pages = {piece.copy: piece.pages for piece in load.pieces}
-            pages |= {donor.copy: donor.pages for donor in load.donors}
+            pages = {read.copy: read.source.pages for read in (*load.pieces, *load.donors)}
             for copy in result.lost:
                 if not copy.location:
                     self._transfers.drop(copy.node, copy.tier, pages[copy])

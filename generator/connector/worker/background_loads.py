@@ -1,22 +1,22 @@
 """Loads from the tiers below the GPU into an engine's blocks, beside the engine's own steps."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece
-from generator.connector.worker.kv_failures import warn
-from generator.connector.worker.load_progress import LoadProgress
 from generator.connector.worker.peering import Peering
-from generator.peers.errors import PeerUnreachable, Reason
-from generator.peers.remote_reader import RemoteReader
-from generator.tiers.base import KvTier, PageReader
-from protocol.kv import pages_spanned
+from generator.connector.worker.tier_jobs import warn
+from generator.peers.page_client import RemoteReader
+from generator.peers.wire import PeerUnreachable, Reason
+from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, TierUnavailable
+from protocol.kv import LostCopy, PeerCopy, PeerRead, pages_spanned
 from protocol.tiers import Tier
 
 Ended = Callable[[Load, LoadResult, set[int]], None]
@@ -30,6 +30,95 @@ _READING = 0.8
 
 Staged = Callable[[str, dict[int, StagedRows]], None]
 """Takes the pages of some of a request's donors, by the positions that their documents start at."""
+
+
+@dataclass
+class _PeerProgress:
+    """What was read at one peer so far, from ``began`` to ``ended``, in seconds of the monotonic clock."""
+
+    address: str
+    began: float
+    ended: float
+    pages: int = 0
+    failed: bool = False
+
+
+class LoadProgress:
+    """Collects what the ``shares`` of a load read, and what they could not. Pages hold ``page_tokens`` tokens.
+
+    A read at a peer that begins after ``fair_until``, in seconds of the monotonic clock, has too little time left to
+    say anything about the peer. All methods are thread-safe.
+    """
+
+    def __init__(self, shares: int, page_tokens: int, fair_until: float) -> None:
+        self._open_shares = shares
+        self._page_tokens = page_tokens
+        self._fair_until = fair_until
+        self._began = time.monotonic()
+        self._lost: dict[LostCopy, None] = {}
+        self._unread: dict[LostCopy, None] = {}
+        # By location and tier.
+        self._peers: dict[tuple[str, Tier], _PeerProgress] = {}
+        self._lock = threading.Lock()
+        self.failed_blocks: set[int] = set()
+        """The blocks that could not be filled."""
+
+    def read(self, read: Piece | DonorPages, pages: int, began: float) -> None:
+        """Count ``pages`` that were read since ``began``; those of this location are not counted."""
+        if read.source.peer is not None:
+            with self._lock:
+                self._peer(read.source.peer, began).pages += pages
+
+    def missed(self, read: Piece | DonorPages, error: Exception, began: float, blocks: Sequence[int] = ()) -> None:
+        """Record that a copy could not be read since ``began``, and the ``blocks`` that it was to fill.
+
+        It is lost if its location does not have it. That is not known if a peer, or an object store, did not serve it.
+        """
+        known = (KvMissing, KvBroken) if read.source.peer is not None else Exception
+        with self._lock:
+            self.failed_blocks.update(blocks)
+            if isinstance(error, known) and not isinstance(error, TierUnavailable):
+                self._lost[read.copy] = None
+                return
+            self._unread[read.copy] = None
+            if read.source.peer is not None and isinstance(error, PeerUnreachable) and began <= self._fair_until:
+                self._peer(read.source.peer, began).failed = True
+
+    def failed(self, blocks: Sequence[int]) -> None:
+        """Record ``blocks`` that could not be filled, although no copy is missing."""
+        with self._lock:
+            self.failed_blocks.update(blocks)
+
+    def end_share(self) -> LoadResult | None:
+        """End a share; the result of the load, if it was the last one."""
+        with self._lock:
+            self._open_shares -= 1
+            if self._open_shares:
+                return None
+            return LoadResult(
+                time.monotonic() - self._began,
+                tuple(self._lost),
+                bool(self.failed_blocks),
+                tuple(self._unread),
+                tuple(
+                    PeerRead(
+                        location,
+                        peer.pages * self._page_tokens,
+                        peer.ended - peer.began,
+                        peer.failed,
+                        tier,
+                        peer.address,
+                    )
+                    for (location, tier), peer in self._peers.items()
+                ),
+            )
+
+    def _peer(self, copy: PeerCopy, began: float) -> _PeerProgress:
+        now = time.monotonic()
+        address = copy.addresses[0] if copy.addresses else ""
+        peer = self._peers.setdefault((copy.location, copy.tier), _PeerProgress(address, began, now))
+        peer.began, peer.ended = min(peer.began, began), max(peer.ended, now)
+        return peer
 
 
 class BackgroundLoads:
@@ -92,8 +181,8 @@ class BackgroundLoads:
         here, stored = (
             replace(
                 near,
-                pieces=tuple(piece for piece in near.pieces if (piece.tier in self._stores) is is_stored),
-                donors=tuple(donor for donor in near.donors if (donor.tier in self._stores) is is_stored),
+                pieces=tuple(piece for piece in near.pieces if (piece.copy.tier in self._stores) is is_stored),
+                donors=tuple(donor for donor in near.donors if (donor.copy.tier in self._stores) is is_stored),
             )
             for is_stored in (False, True)
         )
@@ -118,7 +207,7 @@ class BackgroundLoads:
 
     def _span(self, donor: DonorPages) -> range:
         """The pages that a donor's tokens are in."""
-        return pages_spanned(donor.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
+        return pages_spanned(donor.source.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
 
     def _run(
         self,
@@ -202,15 +291,17 @@ class BackgroundLoads:
                 self._blocks.finish()
 
     def _reading(
-        self, source: Piece | DonorPages, deadline: float
+        self, read: Piece | DonorPages, deadline: float
     ) -> AbstractContextManager[PageReader] | AbstractContextManager[RemoteReader]:
-        if source.peer is None:
-            return self._tiers[source.tier].reading(source.key, source.pages)
+        named = read.source
+        if named.peer is None:
+            return self._tiers[read.copy.tier].reading(named.key, named.pages)
         if self._peering is None:
             raise PeerUnreachable(Reason.DENIED, "this engine reads from no peers: it was given no key for them")
-        return self._peering.reading(source.peer, source.key, deadline)
+        return self._peering.reading(named.peer, named.key, deadline)
 
 
-def _warn(source: Piece | DonorPages, error: Exception) -> None:
-    facts = {} if source.peer is None else {"location": source.peer.location}
-    warn("kv_not_loaded", error, node=source.key, tier=source.tier, **facts)
+def _warn(read: Piece | DonorPages, error: Exception) -> None:
+    copy = read.copy
+    facts = {"location": copy.location} if copy.location else {}
+    warn("kv_not_loaded", error, node=copy.node, tier=copy.tier, **facts)

@@ -1,20 +1,18 @@
 """Composes requests' KV on the engine's own thread, one step at a time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 
-from generator.composing.composed_prompt import ComposedPrompt, Content
-from generator.composing.composer import Composed, Composer, Task
+from generator.composing.composer import Composed, Composer, Donated, Task, TooFar
 from generator.composing.dependency.tree_composer import TreeComposer, TreeTask
-from generator.composing.deviation import TooFar
-from generator.composing.donated import Donated
 from generator.composing.runs import Run
+from generator.composing.selection.base import ComposedPrompt, Content
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
-from generator.connector.worker.kv_failures import warn
+from generator.connector.worker.tier_jobs import warn
 from protocol.dependency import DependencyTrees
 
 _SCRATCH = 0
@@ -29,6 +27,24 @@ class Ended(NamedTuple):
     failed: set[int]
 
 
+@dataclass
+class _State:
+    """A request's composition from the beginning of its load on.
+
+    - ``prompt``: as it was when the load began, and ``deletions``: how often documents with trees had been deleted.
+    - ``staged``: the pages of donors, by the positions that their documents start at.
+    - ``failed``: the blocks in front of what is to be composed that could not be loaded; None before the load ends.
+    - ``steps``: those of the composition, once it runs, and ``unusable``: its blocks, of no use if it fails.
+    """
+
+    prompt: ComposedPrompt
+    deletions: int
+    staged: dict[int, StagedRows] = field(default_factory=dict)
+    failed: set[int] | None = None
+    steps: Iterator[Composed | None] = field(default_factory=lambda: iter(()))
+    unusable: set[int] = field(default_factory=set)
+
+
 class Compositions:
     """Takes the steps of compositions out of what has been read for them. ``composer`` has the engine's model.
 
@@ -41,17 +57,7 @@ class Compositions:
         self._trees = trees
         self._page_tokens = page_tokens
         self._device = device
-        # The pages of donors, by request and the positions that their documents start at.
-        self._staged: dict[str, dict[int, StagedRows]] = {}
-        # The blocks that could not be loaded in front of what is to be composed, by request.
-        self._failed: dict[str, set[int]] = {}
-        # The prompts as they were when their loads began.
-        self._expected: dict[str, ComposedPrompt] = {}
-        # How often documents had been deleted by then, for prompts with trees.
-        self._deletions: dict[str, int] = {}
-        self._running: dict[str, Iterator[Composed | None]] = {}
-        # The blocks of running compositions, which are of no use if they fail.
-        self._unusable: dict[str, set[int]] = {}
+        self._states: dict[str, _State] = {}
 
     def expect(self, request_id: str, composition: Composition) -> None:
         """Note that a request's load begins, with donors that may turn out to be missing.
@@ -73,23 +79,21 @@ class Compositions:
         )
         if composition.recompute is not None:
             prompt = self._composer.with_scores(prompt, composition.recompute.method)
-        self._expected[request_id] = prompt
-        if self._trees is not None:
-            self._deletions[request_id] = self._trees.deletions
+        self._states[request_id] = _State(prompt, 0 if self._trees is None else self._trees.kept.deletions)
 
     def forget(self, purge: Purge) -> None:
         """Drop what is kept of deleted documents."""
         self._composer.forget(purge.covers)
         if self._trees is not None:
-            self._trees.forget(purge.covers)
+            self._trees.kept.forget(purge.covers)
 
     def stage(self, request_id: str, rows: dict[int, StagedRows]) -> None:
         """Take what was read of some of a request's donors, by the positions that their documents start at."""
-        self._staged.setdefault(request_id, {}).update(rows)
+        self._states[request_id].staged.update(rows)
 
     def loaded(self, request_id: str, failed: set[int]) -> None:
         """Take the end of a request's load, with the blocks that could not be loaded."""
-        self._failed[request_id] = failed
+        self._states[request_id].failed = failed
 
     def close(self) -> None:
         """End what runs beside the engine."""
@@ -101,43 +105,41 @@ class Compositions:
         A step of a composition that has ended is ignored: with asynchronous scheduling, it was ordered before that was
         known.
         """
-        request_id = step.request_id
-        if request_id not in self._failed:
+        state = self._states.get(step.request_id)
+        if state is None or state.failed is None:
             return None
         if step.drop:
-            return self._end(request_id, None)
+            return self._end(step.request_id, None)
         try:
             if step.composition is not None:
-                self._begin(request_id, step.composition)
-            composed = next(self._running[request_id])
+                self._begin(state, step.composition)
+            composed = next(state.steps)
         except TooFar as error:
-            self._failed[request_id] |= self._unusable[request_id]
-            return self._end(request_id, None, error.deviation)
+            state.failed |= state.unusable
+            return self._end(step.request_id, None, error.deviation)
         except Exception as error:
             # Whatever the error is, the request goes on and is computed.
-            warn("kv_not_composed", error, request=request_id)
-            self._failed[request_id] |= self._unusable[request_id]
-            return self._end(request_id, None)
-        return None if composed is None else self._end(request_id, composed)
+            warn("kv_not_composed", error, request=step.request_id)
+            state.failed |= state.unusable
+            return self._end(step.request_id, None)
+        return None if composed is None else self._end(step.request_id, composed)
 
-    def _begin(self, request_id: str, composition: Composition) -> None:
-        self._unusable[request_id] = set(composition.blocks[composition.exact // self._page_tokens :])
+    def _begin(self, state: _State, composition: Composition) -> None:
+        state.unusable = set(composition.blocks[composition.exact // self._page_tokens :])
         if composition.trees is None:
-            self._running[request_id] = self._composer.steps(self._task(request_id, composition))
+            state.steps = self._composer.steps(_task(state, composition))
         else:
             # What could not be loaded in front of trees is computed with them.
-            self._failed[request_id] = set()
-            self._running[request_id] = self._with_trees(request_id, composition, composition.trees)
+            state.failed = set()
+            state.steps = self._with_trees(state, composition, composition.trees)
 
-    def _with_trees(
-        self, request_id: str, composition: Composition, trees: DependencyTrees
-    ) -> Iterator[Composed | None]:
+    def _with_trees(self, state: _State, composition: Composition, trees: DependencyTrees) -> Iterator[Composed | None]:
         """Compose the documents in front of trees, if they have donors, and then the trees."""
         assert self._trees is not None, "the engine has no attention within trees"
         exact, documents = composition.exact, Composed(0, 0, 0.0)
         if composition.donors:
             try:
-                for composed in self._composer.steps(self._task(request_id, replace(composition, end=trees.start))):
+                for composed in self._composer.steps(_task(state, replace(composition, end=trees.start))):
                     if composed is None:
                         yield None
                     else:
@@ -145,14 +147,8 @@ class Compositions:
             except TooFar as error:
                 # The trees' own steps compute the documents.
                 documents = Composed(0, 0, error.deviation)
-        task = TreeTask(
-            composition.namespace,
-            torch.tensor(composition.token_ids, device=self._device),
-            self._expected[request_id].blocks,
-            exact,
-            trees,
-            self._deletions[request_id],
-        )
+        token_ids = torch.tensor(composition.token_ids, device=self._device)
+        task = TreeTask(composition.namespace, token_ids, state.prompt.blocks, exact, trees, state.deletions)
         for composed in self._trees.steps(task):
             yield composed and composed._replace(
                 reused=documents.reused + composed.reused,
@@ -161,32 +157,29 @@ class Compositions:
             )
 
     def _end(self, request_id: str, composed: Composed | None, deviation: float = 0.0) -> Ended:
-        self._running.pop(request_id, None)
-        self._staged.pop(request_id, None)
-        self._unusable.pop(request_id, None)
-        self._deletions.pop(request_id, None)
-        expected = self._expected.pop(request_id)
-        if expected.scores is not None:
-            expected.scores.cancel()
-        failed = self._failed.pop(request_id)
+        state = self._states.pop(request_id)
+        if state.prompt.scores is not None:
+            state.prompt.scores.cancel()
+        failed = state.failed or set()
         if composed is None:
             return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
         return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
 
-    def _task(self, request_id: str, composition: Composition) -> Task:
-        staged, donors = self._staged.pop(request_id, {}), composition.donors
-        recompute = composition.recompute
-        assert recompute is not None, "it is not known which donated tokens are computed again"
-        return Task(
-            # Without the donors that have turned out to be missing.
-            self._expected[request_id]._replace(documents=_documents(donors), contents=_contents(donors)),
-            composition.exact,
-            composition.end,
-            [Donated(donor.prefix_tokens, Run(donor.start, donor.end), staged[donor.start]) for donor in donors],
-            recompute.method,
-            recompute.share,
-            recompute.bound,
-        )
+
+def _task(state: _State, composition: Composition) -> Task:
+    donors, recompute = composition.donors, composition.recompute
+    assert recompute is not None, "it is not known which donated tokens are computed again"
+    staged, state.staged = state.staged, {}
+    return Task(
+        # Without the donors that have turned out to be missing.
+        state.prompt._replace(documents=_documents(donors), contents=_contents(donors)),
+        composition.exact,
+        composition.end,
+        [Donated(donor.source.prefix_tokens, Run(donor.start, donor.end), staged[donor.start]) for donor in donors],
+        recompute.method,
+        recompute.share,
+        recompute.bound,
+    )
 
 
 def _documents(donors: Sequence[DonorPages]) -> list[Run]:

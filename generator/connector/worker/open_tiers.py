@@ -10,14 +10,14 @@ import structlog
 from blake3 import blake3
 
 from generator.connector.blocks.paged_blocks import PagedBlocks
-from generator.connector.blocks.pinned_memory import PinnedArena
 from generator.settings import KvPlaces
+from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, StoredNode, TierError, TierUnavailable
 from generator.tiers.disk import DiskTier
 from generator.tiers.disk_folder import boot_id
 from generator.tiers.null import NullTier
+from generator.tiers.object_requests import open_store
 from generator.tiers.object_store import ObjectStoreTier
-from generator.tiers.open_store import open_store
 from protocol.kv import KvMemory, KvNode, pages_spanned
 from protocol.tiers import Tier
 
@@ -35,7 +35,7 @@ def open_tiers(places: KvPlaces, fingerprint: str, blocks: PagedBlocks) -> dict[
     host_pages = places.host_bytes // page_bytes
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
-        host = PinnedArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages, blocks.pin)
+        host = HostArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages, blocks.pin)
     return {Tier.HOST: host, Tier.DISK: _open_disk(places, fingerprint, page_tokens, page_bytes)}
 
 

@@ -3,10 +3,9 @@
 from contextlib import AbstractContextManager
 from typing import Self
 
-from generator.peers.errors import PeerUnreachable, Reason
-from generator.peers.page_client import PeerPages
+from generator.peers.page_client import PeerPages, RemoteReader
 from generator.peers.page_server import PageServer
-from generator.peers.remote_reader import RemoteReader
+from generator.peers.wire import PeerUnreachable, Reason
 from generator.settings import PeerSettings
 from generator.tiers.base import KvTier
 from protocol.kv import PeerCopy, Peers

@@ -6,16 +6,15 @@ vLLM's worker-side calls end up here. Loads, and everything that leaves the bloc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.blocks.staged_pages import StagedRows
-from generator.connector.step_jobs import JobResults, Load, LoadResult, Purge, StepJobs, Transfer
+from generator.connector.step_jobs import JobResults, Load, LoadResult, StepJobs, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.compositions import Compositions
-from generator.connector.worker.kv_failures import warn
-from generator.connector.worker.movers import Movers
 from generator.connector.worker.peering import Peering
-from generator.connector.worker.tier_jobs import TierJobs
+from generator.connector.worker.tier_jobs import Movers, TierJobs, warn
 from generator.tiers.base import KvTier
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
@@ -99,10 +98,11 @@ class WorkerSide:
                 # At once: each rank must have the same branches when it composes the next prompt.
                 self._compositions.forget(purge)
             # Behind the transfers under way, so that the purge also deletes the copies that they make.
-            self._movers.submit_alone(self._purging(purge))
+            work = partial(self._jobs.purge, purge)
+            self._movers.submit_alone(self._job("purged", purge.number, work, 1, "documents_not_purged"))
         for name in jobs.inquiries:
             # Behind everything under way, so that the answer includes it.
-            self._movers.submit_alone(self._answering(name))
+            self._movers.submit_alone(self._job("held", name, self._jobs.held, {}, "tier_not_listed"))
 
     def pause(self, jobs: StepJobs) -> None:
         """Wait briefly for results in an idle step, so that the engine does not spin.
@@ -172,43 +172,28 @@ class WorkerSide:
                 self._failed |= failed
                 self._loaded.add(load.request_id)
 
+    def _job(
+        self, kind: str, key: str | int, work: Callable[[], object], failed: object, event: str, **facts: object
+    ) -> Callable[[], None]:
+        """A job that ends with a result of a ``kind``: what ``work`` returns, or ``failed`` if it raises."""
+
+        def run() -> None:
+            result = failed
+            try:
+                result = work()
+            except Exception as error:
+                warn(event, error, **facts)
+            finally:
+                with self._ending():
+                    getattr(self._results, kind)[key] = result
+
+        return run
+
     def _transferring(self, transfer: Transfer, fence: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            done = False
-            try:
-                fence()
-                self._jobs.transfer(transfer)
-                done = True
-            except Exception as error:
-                warn("kv_not_moved", error, node=transfer.key, source=transfer.source, target=transfer.target)
-            finally:
-                with self._ending():
-                    self._results.transfers[transfer.number] = done
+        def work() -> bool:
+            fence()
+            self._jobs.transfer(transfer)
+            return True
 
-        return run
-
-    def _purging(self, purge: Purge) -> Callable[[], None]:
-        def run() -> None:
-            left = 1
-            try:
-                left = self._jobs.purge(purge)
-            except Exception as error:
-                warn("documents_not_purged", error)
-            finally:
-                with self._ending():
-                    self._results.purged[purge.number] = left
-
-        return run
-
-    def _answering(self, name: str) -> Callable[[], None]:
-        def run() -> None:
-            held = {}
-            try:
-                held = self._jobs.held()
-            except Exception as error:
-                warn("tier_not_listed", error)
-            finally:
-                with self._ending():
-                    self._results.held[name] = held
-
-        return run
+        facts = {"node": transfer.key, "source": transfer.source, "target": transfer.target}
+        return self._job("transfers", transfer.number, work, False, "kv_not_moved", **facts)

@@ -2,6 +2,7 @@
 
 import typer
 
+from examine.signals import ended_by_signals
 from ragtree_lab.commands.all import all_benchmarks
 from ragtree_lab.commands.auxiliary import auxiliary
 from ragtree_lab.commands.compose import compose
@@ -26,7 +27,6 @@ from ragtree_lab.commands.sharing.sharing import sharing
 from ragtree_lab.commands.speculation import speculation
 from ragtree_lab.commands.sustained import sustained
 from ragtree_lab.commands.tiers import tiers
-from services.cli.signals import ended_by_signals
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from examine.report_folder import REPORT, ReportFolder
+from examine.evaluation.evaluation import REPORT_TEXT
 from ragtree_lab.commands.common.options import DEFAULT_DATA, DataOption
 from ragtree_lab.commands.common.suite_progress import SuiteProgress
 from ragtree_lab.suite.catalogue import selected
@@ -23,6 +23,7 @@ from ragtree_lab.suite.facts import gather
 from ragtree_lab.suite.outcome import Status, SuiteResult
 from ragtree_lab.suite.report import duration
 from ragtree_lab.suite.suite import Suite
+from ragtree_lab.suite.suite_folder import SuiteFolder
 from services.cli.connection import JsonOption
 from services.cli.output import errors, print_json, results
 from services.config import load_config
@@ -47,7 +48,7 @@ def all_benchmarks(
     """Run all benchmarks and write a report. Ctrl-C keeps results. The exit code is 0 only if none fails."""
     chosen = selected(_names(only), _names(skip))
     generator = load_config().generator
-    folder = ReportFolder(out or Path(f"bench-report-{datetime.now():%Y%m%d-%H%M%S}"))
+    folder = SuiteFolder(out or Path(f"bench-report-{datetime.now():%Y%m%d-%H%M%S}"))
     facts = gather(generator.engine, generator.model, generator.dtype, quick)
     with SuiteProgress(errors) as progress:
         suite = Suite(LAUNCHER, folder, facts, progress)
@@ -70,4 +71,4 @@ def _show(result: SuiteResult) -> None:
     for outcome in result.benchmarks:
         table.add_row(outcome.name, outcome.status, duration(outcome.seconds), escape(outcome.why))
     results.print(table)
-    results.print(f"report: {result.folder}/{REPORT}", highlight=False, markup=False, soft_wrap=True)
+    results.print(f"report: {result.folder}/{REPORT_TEXT}", highlight=False, markup=False, soft_wrap=True)

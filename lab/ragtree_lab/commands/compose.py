@@ -22,8 +22,8 @@ from services.config import load_config
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from examine.composing.rows import ComposeResult
     from examine.composing.tasks import Task
+    from ragtree_lab.compose.benchmark import ComposeResult
 
 _SELECTING = "query,cacheblend,epic,random"
 _MOST_CHARACTERS_PER_TOKEN = 8
@@ -64,9 +64,10 @@ def compose(
     as_json: JsonOption = False,
 ) -> None:
     """Compare answers and speed of composed prompts with those of full prefills. Ctrl-C keeps results."""
-    from examine.composing.benchmark import ComposeBenchmark, SpeedProbe
+    from examine.composing.benchmark import ask_all
     from examine.composing.rows import FULL, Way
     from examine.composing.tasks import NEEDLES, first, needle_tasks
+    from ragtree_lab.compose.benchmark import SpeedBenchmark, SpeedProbe
     from ragtree_lab.compose.set_tasks import chunk_texts, long_texts, set_tasks
 
     config = load_config()
@@ -88,14 +89,14 @@ def compose(
         prompts = needle_tasks("multi-key", long, documents, seed)
         speed = SpeedProbe(list(islice(prompts, rounds + 1)), document_tokens)
     with StepBars() as show:
-        benchmark = ComposeBenchmark.over(config.generator, config.cache_dir, ways, show)
+        benchmark = SpeedBenchmark(config.generator, config.cache_dir, ways, show)
         complete = False
         try:
-            asyncio.run(benchmark.run(asked, speed))
+            asyncio.run(benchmark.measure(asked, speed, ask_all))
             complete = True
         finally:
             # An interrupted run keeps what it has measured.
-            if benchmark.has_results:
+            if benchmark.rows:
                 _show(benchmark.result(complete=complete), plot, as_json)
 
 

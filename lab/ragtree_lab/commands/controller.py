@@ -14,6 +14,7 @@ only as many as there are processors also run at once.
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.table import Table
 
 from cachectl.costs.device_profile import DeviceProfile
@@ -93,7 +94,7 @@ def controller(
         counts(machines, "--machines"),
         numbers(links, "--links"),
     )
-    device = DeviceProfile.shipped(DEFAULT_DEVICE).with_kv_bytes(kv_bytes)
+    device = replace(DeviceProfile.shipped(DEFAULT_DEVICE), kv_bytes_per_token=kv_bytes)
     settings = ControllerSettings(max_running=_MAX_RUNNING)
     asked = Documents(documents, document_tokens)
     link = decide_gbit * _GIGABIT or None

@@ -47,10 +47,10 @@ def exactness(
     as_json: JsonOption = False,
 ) -> None:
     """Compare greedy tokens with KV from all tiers with those without any cache, on real questions and documents."""
-    from examine.measuring.engines import EngineMaker
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
     from ragtree_lab.exactness import ExactnessBenchmark
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.measuring.random_model import make_random_model
     from ragtree_lab.workloads.articles import article_parts, question_prompts
     from ragtree_lab.workloads.datasets import Dataset
@@ -68,7 +68,7 @@ def exactness(
         parts = article_parts(questions, lambda text: len(tokenizer.encode(text)), part_tokens)
         asked = question_prompts(questions, parts, factory.layout(), prompts, answer_tokens, seed)
         benchmark = ExactnessBenchmark(
-            EngineMaker(settings, store),
+            ComparedEngines(settings, store),
             config.controller,
             config.cache_dir / "profiles",
             dtype,

@@ -52,12 +52,12 @@ def follow_ups(
 
 
 async def _with_model(benchmark: "FollowUpBenchmark", config: Config) -> "FollowUpResult":
-    from examine.measuring.engines import EngineMaker
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
     from ragtree_lab.follow_ups.rewriting import ModelRewriter
+    from ragtree_lab.measuring.engines import ComparedEngines
 
     models = ModelStore(config.cache_dir)
     layout = GeneratorFactory(config.generator, models).layout()
-    async with EngineMaker(config.generator, models).plain() as engine:
+    async with ComparedEngines(config.generator, models).plain() as engine:
         return await benchmark.run(ModelRewriter(engine, layout), config.generator.model)

@@ -50,10 +50,10 @@ def orders(
     as_json: JsonOption = False,
 ) -> None:
     """Compare token hit rate, TTFT and answer scores of retrieval, canonical and cached-first document order."""
-    from examine.measuring.engines import EngineMaker
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
     from protocol.plans import DocumentOrder
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.measuring.systems import Systems
     from ragtree_lab.orders import Arrangement, OrdersBenchmark, OrdersSettings
     from ragtree_lab.workloads.topics import TopicDraw
@@ -63,7 +63,7 @@ def orders(
     question_sets = [_questions(data, name, seed) for name in dict.fromkeys(name.strip() for name in sets.split(","))]
     models = ModelStore(config.cache_dir)
     arrangements = [*map(Arrangement, DocumentOrder), Arrangement(DocumentOrder.CACHED_FIRST, score_gap)]
-    engines = EngineMaker(config.generator, models, at_once=len(arrangements))
+    engines = ComparedEngines(config.generator, models, at_once=len(arrangements))
     benchmark = OrdersBenchmark(
         {
             arrangement: Systems(

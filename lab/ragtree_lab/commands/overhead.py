@@ -19,7 +19,7 @@ from ragtree_lab.commands.common.options import counts
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config
-from services.stack.detached import StackProcess
+from services.stack.run_state import StackProcess
 
 if TYPE_CHECKING:
     from ragtree_lab.overhead import OverheadResult
@@ -69,6 +69,8 @@ def overhead(
 
 
 async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
+    import ray
+
     from ragtree_lab.overhead import OverheadBenchmark, ingest
     from ragtree_lab.workloads.corpus import SyntheticCorpus
     from services.app import connect_parts
@@ -82,7 +84,8 @@ async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "Over
         running = process.start(wait_s=300)
         progress.remove_task(waiting)
         try:
-            parts = connect_parts(config, running.ray_address)
+            ray.init(address=running.ray_address, logging_level="ERROR", log_to_driver=False)
+            parts = connect_parts(config)
             async with httpx.AsyncClient(base_url=running.url, timeout=600) as http:
                 bar = progress.add_task("ingesting", total=None)
                 await ingest(http, OVERHEAD_COLLECTION, corpus)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.table import Table
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.scheduling.queue import WINDOW
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from protocol.plans import DocumentOrder
 from ragtree_lab.commands.common.options import (
     DEFAULT_DATA,
@@ -159,9 +160,13 @@ def policies(
                 progress=bars,
             )
         total = workload.length
+        done: dict[str, int] = {}
 
         def served(policy: str, count: int) -> None:
-            bars.advance(policy, count, total)
+            before = done.get(policy, 0)
+            # A finished step starts again.
+            done[policy] = count if before == total else before + count
+            bars(policy, done[policy], total)
 
         if at_lru is not None:
             capacities = size_where_lru_hits(at_lru, profile, capacities, service, workload, served)
@@ -185,8 +190,8 @@ def _device(name: str, kv_bytes: int | None) -> DeviceProfile:
     file = Path(name)
     if file.suffix == ".json":
         profile = DeviceProfile.load(file)
-        return profile if kv_bytes is None else profile.with_kv_bytes(kv_bytes)
-    return DeviceProfile.shipped(name).with_kv_bytes(kv_bytes or MISTRAL_7B_KV_BYTES)
+        return profile if kv_bytes is None else replace(profile, kv_bytes_per_token=kv_bytes)
+    return replace(DeviceProfile.shipped(name), kv_bytes_per_token=kv_bytes or MISTRAL_7B_KV_BYTES)
 
 
 def _table2(device: DeviceProfile, service: "SimulatedService", requests: int, seed: int, as_json: bool) -> None:

@@ -48,9 +48,9 @@ def prompts(
     as_json: JsonOption = False,
 ) -> None:
     """Compare answers, refusals and repetition by system prompt and sampling. Ctrl-C keeps results."""
-    from examine.measuring.engines import EngineMaker
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.prompts.benchmark import PromptsBenchmark, PromptsSettings
     from ragtree_lab.prompts.questions import QuestionDraw
     from ragtree_lab.prompts.ways import SAMPLINGS, SYSTEM_PROMPTS, ways_of
@@ -64,7 +64,7 @@ def prompts(
     models = ModelStore(config.cache_dir)
     with StepBars() as show:
         benchmark = PromptsBenchmark(
-            EngineMaker(config.generator, models, threads=config.generator.cpu_threads),
+            ComparedEngines(config.generator, models, threads=config.generator.cpu_threads),
             config.generator.model,
             GeneratorFactory(config.generator, models).layout(),
             config.generator.system_prompt,

@@ -56,14 +56,14 @@ def reorder(
     as_json: JsonOption = False,
 ) -> None:
     """Compare mean TTFT a little above the sustainable rate: first come, first served, and cache-aware reordering."""
-    from examine.measuring.engines import EngineMaker
     from generator.models import ModelStore
     from ragtree_lab.commands.common.prompts import prompt_stream, retrieved_prompts
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.measuring.systems import Systems
     from ragtree_lab.reorder import ReorderBenchmark, ReorderSettings
 
     config = load_config()
-    engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
+    engines = ComparedEngines(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
     first_come, reordering = (
         Systems(
             engines,

@@ -128,11 +128,11 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Compare TTFT and sustained rates with plain vLLM, with and without its prefix cache. Ctrl-C keeps results."""
-    from cachectl.runtime.composing.gate import GateFolder
-    from examine.measuring.engines import EngineMaker
+    from cachectl.runtime.composing import GateFolder
     from generator.models import ModelStore
     from ragtree_lab.commands.common.prompts import prompt_stream, retrieved_prompts, trace_stream
     from ragtree_lab.measuring.baselines import Steps, check_baselines
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.measuring.systems import Systems
     from ragtree_lab.replay.benchmark import ReplayBenchmark, ReplaySettings
     from ragtree_lab.workloads.by_name import TRACES
@@ -153,7 +153,7 @@ def replay(
         order=order,
         reuse=reuse,
     )
-    engines = EngineMaker(
+    engines = ComparedEngines(
         config.generator,
         ModelStore(config.cache_dir),
         at_once=len(settings.baseline_steps) * len(baselines) + (1 if reuse is Reuse.EXACT else 2),

@@ -22,7 +22,7 @@ from services.cli.output import StepBars, print_json, results
 from services.config import Config, load_config
 
 if TYPE_CHECKING:
-    from examine.measuring.progress import Progress
+    from examine.measuring import Progress
     from ragtree_lab.speculation import SpeculationResult, SpeculationSettings
 
 

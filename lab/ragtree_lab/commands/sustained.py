@@ -51,17 +51,17 @@ def sustained(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed-up over vLLM, stretch by stretch, with new pairs of documents that exceed the cache."""
-    from cachectl.runtime.composing.gate import GateFolder
-    from examine.measuring.engines import EngineMaker
+    from cachectl.runtime.composing import GateFolder
     from generator.models import ModelStore
     from ragtree_lab.commands.common.prompts import retrieved_prompts
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.measuring.systems import OURS, Systems
     from ragtree_lab.sustained import SustainedBenchmark
 
     config = load_config()
     baselines = [name.strip() for name in against.split(",")]
     systems = Systems(
-        EngineMaker(
+        ComparedEngines(
             config.generator, ModelStore(config.cache_dir), at_once=len(baselines) + (1 if reuse is Reuse.EXACT else 2)
         ),
         config.controller,

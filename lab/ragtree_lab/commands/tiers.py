@@ -26,12 +26,12 @@ def tiers(
     as_json: JsonOption = False,
 ) -> None:
     """Compare time to first token with KV in GPU, host memory and on disk with vLLM's own cache and with none."""
-    from examine.measuring.engines import EngineMaker
     from generator.models import ModelStore
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.tiers import TiersBenchmark
 
     config = load_config()
-    engines = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2)
+    engines = ComparedEngines(config.generator, ModelStore(config.cache_dir), at_once=2)
     with StepBars() as show:
         result = asyncio.run(TiersBenchmark(engines, documents, document_tokens, rounds).run(show))
     if as_json:

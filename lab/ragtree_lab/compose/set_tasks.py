@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 
 from examine.composing.tasks import CHUNK_CHARACTERS, NEEDLES, Probe, Task, cut, needle_tasks
-from examine.measuring.answer_scores import f1
+from examine.evaluation.scores import f1
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.datasets import Dataset, Document
 

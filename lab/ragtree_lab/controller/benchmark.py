@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cachectl.tree import knowledge_tree
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.controller.decisions import DecisionBenchmark, DecisionRow, Speedup, speedups
 from ragtree_lab.controller.directory import DirectoryBenchmark, DirectoryResult
 from ragtree_lab.controller.growth import GrowthBenchmark, GrowthRow

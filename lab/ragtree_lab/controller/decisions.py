@@ -16,10 +16,10 @@ from functools import partial
 import msgspec
 
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.runtime.gc_tuning import spare_full_collections
+from cachectl.runtime.live_controller import spare_full_collections
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.controller.machines import Machines
 from ragtree_lab.controller.popular_documents import Documents, PopularRequests
 from ragtree_lab.controller.processes import Report, in_processes

@@ -14,7 +14,7 @@ import psutil
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.tiers import Tier
 from ragtree_lab.controller.machines import PAGE_TOKENS, Machines
 from ragtree_lab.controller.processes import Report, in_processes

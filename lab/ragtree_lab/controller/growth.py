@@ -16,12 +16,12 @@ import psutil
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.nodes.node import PathDocument
-from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
+from cachectl.runtime.live_controller import collect_while_idle, spare_full_collections
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.tree.grant import Grant
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from protocol.tiers import Tier
 from ragtree_lab.controller.machines import Machines

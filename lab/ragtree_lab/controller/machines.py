@@ -9,9 +9,10 @@ from cachectl.scheduling.queue import SLACK
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from generator.settings import PeerSettings
 from protocol.kv import NO_PEERS, Peers
 
@@ -46,15 +47,15 @@ class Machines(msgspec.Struct, frozen=True):
         capacities = Capacities(*(shard.share(count) * PAGE_TOKENS for count in pages))
         tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            capacities,
+            KvStorage(capacities, PAGE_TOKENS, location=_location(0)),
             (),
-            device.prefill_seconds,
+            TreeCosts(
+                device.prefill_seconds,
+                device.load_seconds,
+                device.kv_bytes_per_token / self.link_bytes_per_s if self.link_bytes_per_s else 0.0,
+            ),
             FREQUENCY_WINDOW_S,
-            load_seconds=device.load_seconds,
-            peer_token_s=device.kv_bytes_per_token / self.link_bytes_per_s if self.link_bytes_per_s else 0.0,
-            page_tokens=PAGE_TOKENS,
             arena=_arena(capacities),
-            location=_location(0),
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         scheduler = Scheduler(
@@ -71,7 +72,7 @@ class Machines(msgspec.Struct, frozen=True):
             # A known location keeps its tiers.
             tree.tiers.add_location(location, capacities.host, capacities.disk, _arena(capacities))
             peers = Peers((f"{location}:1",), TIMEOUT_S) if self.link_bytes_per_s else NO_PEERS
-            scheduler.lifecycle.add(f"instance-{number}", location, peers)
+            scheduler.instances.add(f"instance-{number}", location, peers)
         return scheduler
 
 

@@ -17,7 +17,7 @@ import msgspec
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings, Swap
 from cachectl.sharding.controller_shard import ControllerShard
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.controller.machines import Machines
 from ragtree_lab.controller.peer_simulator import PeerSimulator
 from ragtree_lab.controller.popular_documents import Documents, PopularRequests

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.runtime.instances.peer_reads import PeerReads
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.runtime.peer_reads import PeerReads
+from cachectl.sharding.controller_shard import shard_of
 from protocol.kv import PeerRead
 from ragtree_lab.controller.machines import TIMEOUT_S
 from ragtree_lab.simulation.simulator import PREFILLED, SimulatedService, Simulator

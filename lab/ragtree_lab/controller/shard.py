@@ -11,7 +11,7 @@ import msgspec
 
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.request import Request
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.sharding.controller_shard import shard_of
 from ragtree_lab.simulation.simulator import system_prompt
 
 if TYPE_CHECKING:

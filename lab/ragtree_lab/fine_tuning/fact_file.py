@@ -13,12 +13,12 @@ from pathlib import Path as File
 import msgspec
 
 from examine.composing.tasks import Probe
+from examine.evaluation.scores import f1
 from examine.gate.fact_probes import FactTask
-from examine.measuring.answer_scores import f1
-from examine.measuring.json_lines import JsonLines
 from protocol.errors import ConfigError
 from protocol.graph import Path, Source
 from ragtree_lab.fine_tuning.lessons import MOST_TOKENS
+from ragtree_lab.workloads.json_lines import JsonLines
 
 
 class _ToldPath(msgspec.Struct, frozen=True):

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from examine.composing.tasks import Probe
+from examine.composing.tasks import Probe, opened
+from examine.evaluation.scores import f1
 from examine.gate.fact_probes import FactTask
-from examine.measuring.answer_scores import f1
-from examine.measuring.opened_prompt import opened
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
 from protocol.dependency import TreePositions

@@ -9,13 +9,13 @@ from pathlib import Path as Folder
 from typing import TypeAlias
 
 from examine.composing.tasks import Probe
+from examine.evaluation.scores import f1, holds_answer
 from examine.gate.fact_probes import FactTask
-from examine.gate.facts import Facts
-from examine.measuring.answer_scores import f1, holds_answer
 from protocol.errors import ConfigError
 from protocol.graph import Path
 from ragtree_lab.fine_tuning.curriculum import Curriculum, Stated, of_set
 from ragtree_lab.fine_tuning.lessons import MOST_TOKENS
+from ragtree_lab.graph.facts import Facts
 from ragtree_lab.graph.facts_reader import FactsReader
 from ragtree_lab.graph.sets import NO_GOLD, GraphSet, open_set, set_names
 from ragtree_lab.workloads.datasets import Question

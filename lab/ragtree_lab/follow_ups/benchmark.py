@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from gateway.query.follow_ups import EARLIER_QUESTIONS, FollowUps, last_question
 from protocol.prompts import ChatMessage
 from ragtree_lab.follow_ups.conversations import ALONE, CHANGES, FOLLOW_UPS, Conversation

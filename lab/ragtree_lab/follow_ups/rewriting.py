@@ -6,7 +6,8 @@ from uuid import uuid4
 
 import msgspec
 
-from examine.measuring.engines import INSTANCE, generate
+from examine.measuring.engines import generate
+from examine.measuring.kv_paths import INSTANCE
 from gateway.query.follow_ups import EARLIER_QUESTIONS, REWRITING, question_in, rewriting_prompt
 from generator.engines.vllm_engine import VllmEngine
 from protocol.parts import PromptLayout

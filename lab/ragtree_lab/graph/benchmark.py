@@ -21,8 +21,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from examine.gate.facts import Facts
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from examine.measuring.statistics import percentile
 from protocol.errors import ConfigError
 from protocol.graph import GraphMode
@@ -30,6 +29,7 @@ from protocol.retrieval import SearchKind
 from ragtree_lab.graph.attention.benchmark import AttentionBenchmark
 from ragtree_lab.graph.attention.quality import QualityRow
 from ragtree_lab.graph.attention.results import AttentionRow, Slo
+from ragtree_lab.graph.facts import Facts
 from ragtree_lab.graph.found_facts import MOST_PATHS, found_facts
 from ragtree_lab.graph.graph_store import GraphStore
 from ragtree_lab.graph.sets import NO_GOLD, Gold, GraphSet, open_set, set_names

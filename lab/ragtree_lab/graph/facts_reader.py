@@ -5,8 +5,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from examine.gate.facts import Facts
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
+from ragtree_lab.graph.facts import Facts
 from ragtree_lab.graph.found_facts import found_facts
 from ragtree_lab.graph.sets import GraphSet
 from ragtree_lab.workloads.corpus_store import ingest_corpus

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from examine.gate.facts import Facts
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.graph import GraphMode
+from ragtree_lab.graph.facts import Facts
 from ragtree_lab.workloads.corpus_store import search_corpus
 from ragtree_lab.workloads.datasets import Question, Questions
 from retriever.retriever import Retriever

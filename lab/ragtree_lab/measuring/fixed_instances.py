@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from cachectl.runtime.instances.live_instances import LiveEngine
+from cachectl.runtime.executor import LiveEngine
 
 
 class FixedInstances:

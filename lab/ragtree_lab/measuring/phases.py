@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from examine.measuring import Progress
 from examine.measuring.engines import Generation
-from examine.measuring.progress import Progress
 from examine.measuring.statistics import percentile
 from protocol.generation import Sampling
 from protocol.prompts import Prompt

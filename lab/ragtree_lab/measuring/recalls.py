@@ -6,7 +6,7 @@ from statistics import fmean
 import ir_measures
 from ir_measures import R, nDCG
 
-from examine.measuring.rankings import trec_gold, trec_run
+from examine.evaluation.scores import trec_gold, trec_run
 
 
 def mean_capped_recall(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]], depth: int) -> float:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.retrieval import SearchKind
 from ragtree_lab.workloads.corpus_store import search_corpus
 from ragtree_lab.workloads.datasets import Dataset, Question

@@ -13,15 +13,17 @@ from uuid import uuid4
 
 import msgspec
 
-from cachectl.runtime.composing.gate import GateFolder
+from cachectl.runtime.composing import GateFolder
 from cachectl.settings import ControllerSettings
-from examine.measuring.engines import INSTANCE, EngineMaker, Generation, generate
+from examine.measuring.engines import Generation, generate
+from examine.measuring.kv_paths import INSTANCE
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan, Reuse
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
 from ragtree_lab.measuring.baselines import BASELINES, Steps
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.measuring.local_stack import LocalStack
 
 NAMESPACE = "benchmark"
@@ -65,7 +67,7 @@ class Systems:
 
     def __init__(
         self,
-        engines: EngineMaker,
+        engines: ComparedEngines,
         controller: ControllerSettings,
         profiles: Path,
         gates: GateFolder | None = None,

@@ -14,13 +14,15 @@ from uuid import uuid4
 
 import msgspec
 
-from examine.measuring.engines import INSTANCE, EngineMaker, generate
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
+from examine.measuring.engines import generate
+from examine.measuring.kv_paths import INSTANCE
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.parts import PromptLayout
 from protocol.plans import PrefillPlan
 from protocol.prompts import ChatMessage, Prompt
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.prompts.questions import AskedQuestion
 from ragtree_lab.prompts.rows import ALL, Given, PromptRow, rows_of
 from ragtree_lab.prompts.ways import CONFIGURED, GREEDY, SAMPLINGS, SYSTEM_PROMPTS, Way
@@ -58,7 +60,7 @@ class PromptsBenchmark:
 
     def __init__(
         self,
-        engines: EngineMaker,
+        engines: ComparedEngines,
         model: str,
         layout: PromptLayout,
         configured: str,

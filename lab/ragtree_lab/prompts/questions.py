@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from examine.measuring.answer_scores import holds_answer
-from examine.measuring.progress import Progress
+from examine.evaluation.scores import holds_answer
+from examine.measuring import Progress
 from protocol.errors import ConfigError
 from protocol.retrieval import Chunk
 from ragtree_lab.workloads.corpus_store import ingest_corpus, search_corpus

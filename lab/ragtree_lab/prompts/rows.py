@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from examine.measuring.answer_scores import exact_match, f1, holds_answer
+from examine.evaluation.scores import exact_match, f1, holds_answer
 from examine.measuring.statistics import bootstrap_interval
 from ragtree_lab.prompts.questions import AskedQuestion
 from ragtree_lab.prompts.refusals import refuses

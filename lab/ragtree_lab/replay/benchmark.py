@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
 from protocol.plans import DocumentOrder, Reuse

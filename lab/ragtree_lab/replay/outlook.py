@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.replay.record import RAGTREE, Variant
 
 _RATES = 3

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from generator.composing.attention_layers import AttentionLayer, slots_of
-from generator.composing.codec import LayerKv
-from generator.composing.composed_prompt import ComposedPrompt
+from generator.composing.attention_layers import AttentionLayer, LayerKv, slots_of
 from generator.composing.runs import positions_of
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 _TEMPERATURE = 0.9
 """Within the range that the paper's section 5 tries."""

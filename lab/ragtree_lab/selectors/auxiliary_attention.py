@@ -4,10 +4,9 @@ from concurrent.futures import Executor, Future
 
 import torch
 
-from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.deletions import IsDeleted
 from generator.composing.runs import WINDOW, best, windows
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Content, Selection, Selector
 from ragtree_lab.selectors.auxiliary.auxiliary_model import AuxiliaryModel
 from ragtree_lab.selectors.auxiliary.document_cache import DocumentCache, ReadDocument
 from ragtree_lab.selectors.auxiliary.token_spans import TokenSpans, highest_by_characters

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from generator.composing.attention_layers import AttentionLayer
-from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import PartialForward, Stop
 from generator.composing.runs import best, positions_of, windows
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 _LAYER = 1
 """The first layer whose KV depends on a token's neighbours. Layer 0 sees embeddings alone."""

@@ -1,8 +1,7 @@
 """Selects the first tokens of each document (EPIC: Hu et al. 2025, section 4)."""
 
-from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import Run, joined
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 
 class FirstTokens(Selector):

@@ -2,9 +2,8 @@
 
 import torch
 
-from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.runs import WINDOW, best, windows
-from generator.composing.selection.base import Selection, Selector
+from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 
 class RandomWindows(Selector):

@@ -3,8 +3,8 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from examine.measuring.engines import EngineMaker
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.first_tokens import FirstTokenRounds, FirstTokens
 from ragtree_lab.sharing.machines import Machines, engines_on
 from ragtree_lab.sharing.peer_settings import sharing_peers
@@ -40,7 +40,7 @@ class SharingBenchmark:
     def __init__(
         self,
         machines: Machines,
-        maker: EngineMaker,
+        maker: ComparedEngines,
         first_tokens: FirstTokenRounds,
         throughput: ThroughputTurns,
         **kv: float,

@@ -20,13 +20,13 @@ from uuid import uuid4
 import msgspec
 
 from cachectl.settings import ControllerSettings
-from examine.measuring.engines import EngineMaker
+from examine.measuring import Progress
 from examine.measuring.kv_paths import QUESTION_TOKENS, random_segment
-from examine.measuring.progress import Progress
 from protocol.errors import ConfigError, Unavailable
 from protocol.generation import Sampling
 from protocol.kv import KvMemory
 from protocol.prompts import Prompt, Segment, SegmentKind
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.fault_rows import SERVES_AGAIN_S, FaultRow, Phase, phase, row, was_read
 from ragtree_lab.sharing.open_loop import Arrived, Ask, arriving, never
 from ragtree_lab.sharing.peer_faults import Fault, PeerFaults
@@ -68,7 +68,7 @@ class PeerFaultsBenchmark:
 
     def __init__(
         self,
-        engines: EngineMaker,
+        engines: ComparedEngines,
         controller: ControllerSettings,
         profiles: Path,
         dtype: str,

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import msgspec
 
+from examine.measuring import Progress
 from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import KvPath
-from examine.measuring.progress import Progress
 from examine.measuring.statistics import percentile
 from examine.measuring.tier_rounds import carried_out, move, round_segments
 from protocol.errors import InternalError

@@ -5,10 +5,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from cachectl.runtime.instances.live_instances import LiveEngine
-from examine.measuring.engines import EngineMaker, Generation
+from cachectl.runtime.executor import LiveEngine
+from examine.measuring.engines import Generation
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan
+from ragtree_lab.measuring.engines import ComparedEngines
 
 
 class TimedEngine(LiveEngine, Protocol):
@@ -27,7 +28,7 @@ class Machines(Protocol):
     def engine(
         self,
         number: int,
-        maker: EngineMaker,
+        maker: ComparedEngines,
         instance: str,
         at_work: int = 1,
         **kv: Any,  # noqa: ANN401
@@ -41,7 +42,7 @@ class Machines(Protocol):
 @asynccontextmanager
 async def engines_on(
     machines: Machines,
-    maker: EngineMaker,
+    maker: ComparedEngines,
     names: Sequence[str],
     at_work: int = 1,
     **kv: Any,  # noqa: ANN401

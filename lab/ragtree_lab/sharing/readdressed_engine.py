@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from cachectl.runtime.instances.live_instances import LiveEngine
+from cachectl.runtime.executor import LiveEngine
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, Sampling
 from protocol.kv import LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan

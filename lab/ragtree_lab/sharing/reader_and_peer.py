@@ -6,14 +6,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cachectl.runtime.instances.live_instances import LiveEngine
+from cachectl.runtime.executor import LiveEngine
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings, Swap
-from examine.measuring.engines import EngineMaker, Generation
+from examine.measuring.engines import Generation
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import KvMemory
 from protocol.prompts import Prompt
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.measuring.fixed_instances import FixedInstances
 from ragtree_lab.measuring.local_stack import LocalStack
 from ragtree_lab.sharing.peer_settings import sharing_peers
@@ -52,7 +53,7 @@ class ReaderAndPeer:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, engines: EngineMaker, controller: ControllerSettings, profiles: Path, host_gib: float
+        cls, engines: ComparedEngines, controller: ControllerSettings, profiles: Path, host_gib: float
     ) -> "AsyncGenerator[ReaderAndPeer]":
         """Start both machines. The peer has ``host_gib`` GiB of memory for KV. Raises what the engines raise."""
         async with AsyncExitStack() as stack:
@@ -76,7 +77,6 @@ class ReaderAndPeer:
             pair = cls(LocalStack(live, running), live, running, seen, peer, relay, memory)
             await pair._peer_joins()
             yield pair
-            live.controller.check_integrity()
 
     async def ask(self, prompt: Prompt, namespace: str, sampling: Sampling) -> Generation:
         """Have the reader answer a prompt."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from generator.peers.address import host_and_port, joined
+from generator.peers.wire import host_and_port, joined
 
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 64 << 10

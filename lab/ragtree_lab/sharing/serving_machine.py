@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 
-from examine.measuring.engines import EngineMaker
 from generator.engines.vllm_engine import VllmEngine
-from generator.peers.address import host_and_port
+from generator.peers.wire import host_and_port
 from generator.settings import PeerSettings
 from protocol.errors import InternalError
+from ragtree_lab.measuring.engines import ComparedEngines
 
 
 class ServingMachine:
@@ -24,7 +24,7 @@ class ServingMachine:
     all is then none of the machine's processes.
     """
 
-    def __init__(self, engines: EngineMaker, folder: Path, peers: PeerSettings, **kv: Any) -> None:  # noqa: ANN401
+    def __init__(self, engines: ComparedEngines, folder: Path, peers: PeerSettings, **kv: Any) -> None:  # noqa: ANN401
         self._engines = engines
         self._folder = folder
         self._peers = peers
@@ -39,7 +39,7 @@ class ServingMachine:
     @asynccontextmanager
     async def running(
         cls,
-        engines: EngineMaker,
+        engines: ComparedEngines,
         folder: Path,
         peers: PeerSettings,
         **kv: Any,  # noqa: ANN401

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from cachectl.settings import ControllerSettings
+from examine.measuring import Progress
 from examine.measuring.engines import Generation
-from examine.measuring.progress import Progress
 from protocol.generation import Sampling
 from protocol.prompts import Prompt
 from ragtree_lab.measuring.local_stack import LocalStack

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.runtime.instances.live_instances import LiveEngine
+from cachectl.runtime.executor import LiveEngine
 from cachectl.settings import ControllerSettings
 from protocol.kv import Orders
 from ragtree_lab.measuring.local_stack import LocalStack

@@ -10,7 +10,9 @@ from cachectl.nodes.keys import path_keys
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
+from cachectl.tiers.location import KvStorage
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError
 from protocol.plans import DocumentOrder
 from ragtree_lab.simulation.policies import create_simulated_policy
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from cachectl.costs.device_profile import DeviceProfile
     from cachectl.policies.base import ReplacementPolicy
-    from cachectl.tiers.tier_manager import Capacities
+    from cachectl.tiers.location import Capacities
     from ragtree_lab.workloads.workload import Workload
 
 
@@ -79,9 +81,9 @@ class PolicyBenchmark:
         lookahead = Lookahead()
         tree = KnowledgeTree(
             self._policy(policy, lookahead, workload),
-            self._capacities,
+            KvStorage(self._capacities),
             [f"instance-{number}" for number in range(self._service.instances)],
-            self._device.prefill_seconds,
+            TreeCosts(self._device.prefill_seconds),
             composes=self._service.recompute_share is not None,
         )
         service = self._service

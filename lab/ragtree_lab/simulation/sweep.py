@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from protocol.errors import ConfigError
 from ragtree_lab.simulation.comparison import PoliciesResult, PolicyBenchmark
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from cachectl.tiers.tier_manager import Capacities
-from examine.measuring.progress import Progress
+from cachectl.tiers.location import Capacities
+from examine.measuring import Progress
 from ragtree_lab.simulation.comparison import PolicyBenchmark
 from ragtree_lab.workloads.synthetic import SyntheticSettings, SyntheticWorkload
 
@@ -83,7 +84,7 @@ class Table2:
     """Runs the table on a device like the paper's."""
 
     def __init__(self, device: DeviceProfile, service: SimulatedService, requests: int, seed: int) -> None:
-        self._device = device.with_kv_bytes(KV_BYTES_PER_TOKEN)
+        self._device = replace(device, kv_bytes_per_token=KV_BYTES_PER_TOKEN)
         self._service = service
         self._requests = requests
         self._seed = seed

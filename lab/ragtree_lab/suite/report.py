@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from examine.evaluation.markdown_report import table
-from examine.report_folder import ReportFolder
+from examine.evaluation.tables import table
 from ragtree_lab.suite.facts import Facts
 from ragtree_lab.suite.key_figures import KEY_FIGURES
 from ragtree_lab.suite.outcome import Outcome, Status
+from ragtree_lab.suite.suite_folder import SuiteFolder
 
 _QUICK = "Quick sizes: they show that all works, and about how fast. For figures to rely on, run without `--quick`."
 
 
-def render(facts: Facts, outcomes: Sequence[Outcome], to_come: Sequence[str], folder: ReportFolder) -> str:
+def render(facts: Facts, outcomes: Sequence[Outcome], to_come: Sequence[str], folder: SuiteFolder) -> str:
     """Return the report on ``outcomes``, which names the benchmarks still ``to_come``. It links files in ``folder``."""
     parts = [
         "# RAGTree's benchmarks on this machine",
@@ -46,7 +46,7 @@ def _line(outcome: Outcome) -> tuple[str, str, str]:
     return f"[{outcome.name}](#{outcome.name})", outcome.status, duration(outcome.seconds)
 
 
-def _section(outcome: Outcome, folder: ReportFolder) -> Iterator[str]:
+def _section(outcome: Outcome, folder: SuiteFolder) -> Iterator[str]:
     name = outcome.name
     yield f"## {name}"
     yield f"`{outcome.command}`"

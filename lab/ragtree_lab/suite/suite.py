@@ -9,13 +9,14 @@ from typing import Protocol
 
 import msgspec
 
-from examine.report_folder import REPORT, ReportFolder
+from examine.evaluation.evaluation import REPORT_TEXT
 from ragtree_lab.suite.catalogue import Benchmark
 from ragtree_lab.suite.child import Child, Left
 from ragtree_lab.suite.facts import Facts
 from ragtree_lab.suite.log_tail import last_lines
 from ragtree_lab.suite.outcome import Outcome, Status
 from ragtree_lab.suite.report import render
+from ragtree_lab.suite.suite_folder import SuiteFolder
 
 _LOG_LINES = 15
 
@@ -43,7 +44,7 @@ class Suite:
     def __init__(
         self,
         launcher: Sequence[str],
-        folder: ReportFolder,
+        folder: SuiteFolder,
         facts: Facts,
         watcher: Watcher,
         clock: Callable[[], float] = time.monotonic,
@@ -95,7 +96,7 @@ class Suite:
 
     def _write(self, names: Sequence[str]) -> None:
         to_come = names[len(self.outcomes) :]
-        self._folder.write(REPORT, render(self._facts, self.outcomes, to_come, self._folder).encode())
+        self._folder.write(REPORT_TEXT, render(self._facts, self.outcomes, to_come, self._folder).encode())
 
 
 def _judged(left: Left) -> tuple[Status, str]:

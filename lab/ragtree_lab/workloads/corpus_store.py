@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import InternalError
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest

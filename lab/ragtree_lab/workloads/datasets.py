@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from examine.measuring.json_lines import JsonLines
 from protocol.errors import ConfigError
+from ragtree_lab.workloads.json_lines import JsonLines
 
 QUESTIONS_FILE = "questions.jsonl.gz"
 DOCUMENTS_FILE = "docs.jsonl.gz"

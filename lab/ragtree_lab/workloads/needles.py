@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from examine.composing.hidden_codes import PROJECTS, hide
-from examine.measuring.json_lines import JsonLines
+from examine.composing.tasks import PROJECTS, hide
 from ragtree_lab.workloads.datasets import DOCUMENTS_FILE, Document, Question, check_file
+from ragtree_lab.workloads.json_lines import JsonLines
 
 NEEDLES = "needles"
 """The name of the set, which may be followed by that of the corpus: needles@squad."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.corpus_store import ingest_corpus, search_corpus
 from ragtree_lab.workloads.datasets import DOCUMENTS_FILE, QUESTIONS_FILE, Dataset, Question

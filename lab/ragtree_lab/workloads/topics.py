@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import ConfigError
 from protocol.retrieval import Chunk
 from ragtree_lab.workloads.corpus_store import ingest_corpus, search_corpus

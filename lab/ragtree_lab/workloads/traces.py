@@ -16,8 +16,9 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from examine.measuring.json_lines import JsonLines
+from examine.evaluation.question_file import numbered_lines
 from protocol.errors import ConfigError
+from ragtree_lab.workloads.json_lines import JsonLines
 from ragtree_lab.workloads.workload import TraceDocument, TraceRequest, Workload
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -46,7 +47,7 @@ class TraceFile(Workload, Generic[R]):
     @cached_property
     def length(self) -> int | None:
         """The number of lines, counted without decoding."""
-        return sum(1 for _ in self._lines.lines())
+        return sum(1 for _ in numbered_lines(self._lines.path))
 
     def requests(self) -> Iterator[TraceRequest]:
         """Iterate over the requests in the file's order."""

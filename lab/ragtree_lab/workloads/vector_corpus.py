@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from protocol.errors import InternalError, InvalidRequest
 from ragtree_lab.workloads.corpus import SYLLABLES
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors

@@ -3,10 +3,10 @@
 import pytest
 from tiny_models import llama, make_tiny_model
 
-from examine.composing.benchmark import ComposeBenchmark, SpeedProbe
 from examine.composing.rows import FULL, Way
 from examine.composing.tasks import Probe, Task, share_found
 from generator.settings import GeneratorSettings, KvSettings
+from ragtree_lab.compose.benchmark import SpeedBenchmark, SpeedProbe
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prove("lab/ragtree_lab/compose/", "examine/composing/")]
 
@@ -36,9 +36,9 @@ async def test_each_row_has_the_answers_of_its_way_also_of_a_task_that_was_ended
         kv=KvSettings(host_gib=0.1, host_dir=tmp_path),
         engine_args={"num_gpu_blocks_override": 400},
     )
-    benchmark = ComposeBenchmark.over(settings, tmp_path, WAYS, lambda *_: None)
+    benchmark = SpeedBenchmark(settings, tmp_path, WAYS, lambda *_: None)
     with pytest.raises(Ended):
-        await benchmark.run({"texts": [TASK], "ended": [TASK] * 3}, SpeedProbe([TASK] * 2, 24), end_early)
+        await benchmark.measure({"texts": [TASK], "ended": [TASK] * 3}, SpeedProbe([TASK] * 2, 24), end_early)
     found = benchmark.result(complete=False).rows
     rows = {row.method: row for row in found if row.task == "texts"}
     assert [row.questions for row in found if row.task == "ended"] == [2] * len(WAYS)

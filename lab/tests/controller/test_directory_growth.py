@@ -2,6 +2,7 @@
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
@@ -12,7 +13,7 @@ from ragtree_lab.controller.machines import Machines
 from ragtree_lab.controller.popular_documents import NAMESPACE
 from ragtree_lab.controller.registered_paths import check_memory, held_nodes, path, paths_of
 
-DEVICE = DeviceProfile.shipped("a10g-7b").with_kv_bytes(131_072)
+DEVICE = replace(DeviceProfile.shipped("a10g-7b"), kv_bytes_per_token=131_072)
 SETTINGS = ControllerSettings(max_running=4)
 
 

@@ -2,10 +2,10 @@
 
 import psutil
 import pytest
+from controller_integrity import check_integrity
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings
-from cachectl.tree.integrity import check_integrity
 from protocol.errors import ConfigError
 from protocol.tiers import Tier
 from ragtree_lab.controller.directory import DirectoryBenchmark

@@ -1,13 +1,13 @@
 """Simulated machines read each other's KV over links that serve one reader at a time."""
 
 import pytest
+from controller_integrity import check_integrity
+from msgspec.structs import replace
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.settings import ControllerSettings, Swap
-from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.sharding.shard_choice import shard_of
-from cachectl.tree.integrity import check_integrity
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from protocol.tiers import Tier
 from ragtree_lab.controller.machines import TIMEOUT_S, Machines
 from ragtree_lab.controller.network import NetworkBenchmark, NetworkLoad
@@ -49,7 +49,7 @@ def simulated(
     simulator = PeerSimulator([scheduler], DEVICE, SimulatedService(machines, 1, 1), link or 0.0)
     result = simulator.run(Prompts(*arrivals), lambda _: None)
     check_integrity(scheduler.tree)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     return simulator, result
 
 
@@ -95,7 +95,7 @@ def test_a_read_that_takes_too_long_fails_and_the_prompt_is_computed():
 
 def test_the_benchmark_counts_the_second_part_only_and_compares_ways():
     load = NetworkLoad(Documents(200, tokens=64), 100, 2.0)
-    device = DeviceProfile.shipped("a10g-7b").with_kv_bytes(131_072)
+    device = replace(DeviceProfile.shipped("a10g-7b"), kv_bytes_per_token=131_072)
     steps: dict[str, tuple[int, int]] = {}
     rows = NetworkBenchmark(device, ControllerSettings(max_running=4), load, 1024, 4096).run(
         [4], [1, 2], [10.0, 25.0], 0, lambda step, done, total: steps.update({step: (done, total)})
@@ -133,4 +133,4 @@ def test_controllers_do_not_see_what_the_others_have_sent():
     assert result.documents == 2
     for scheduler in schedulers:
         assert len(scheduler.tree.registry.nodes) == 1
-        scheduler.check_integrity()
+        check_integrity(scheduler)

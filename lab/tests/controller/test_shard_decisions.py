@@ -1,13 +1,12 @@
 """Shards share all requests among them, and decide on their parts as one controller does."""
 
 import pytest
+from controller_integrity import check_integrity
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.settings import ControllerSettings
-from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.sharding.shard_choice import shard_of
-from cachectl.tree.integrity import check_integrity
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from ragtree_lab.controller.decisions import DecisionBenchmark, DecisionRow, speedups
 from ragtree_lab.controller.machines import PAGE_TOKENS, Machines
 from ragtree_lab.controller.popular_documents import Documents, PopularRequests
@@ -67,7 +66,7 @@ def test_decisions_leave_a_sound_tree_with_as_many_in_flight_as_may_be():
     assert served.wall_s > 0
     assert len(controller.book.requests) == 5
     check_integrity(controller.tree)
-    controller.check_integrity()
+    check_integrity(controller)
 
 
 def test_with_a_single_document_path_all_but_the_first_prompt_is_found():

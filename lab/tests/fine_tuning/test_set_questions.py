@@ -3,10 +3,10 @@
 import pytest
 from workload_files import write_lines
 
-from examine.gate.facts import Facts
 from protocol.errors import ConfigError
 from protocol.graph import Path, Source
 from ragtree_lab.fine_tuning.set_questions import SetQuestions, open_sets
+from ragtree_lab.graph.facts import Facts
 
 
 def path(document: str, *parts: str) -> Path:

@@ -1,7 +1,7 @@
 """Facts whose tokens can be counted by hand: a word is one token."""
 
-from examine.gate.facts import Facts
 from protocol.graph import Path, Source
+from ragtree_lab.graph.facts import Facts
 from ragtree_lab.graph.policies.forest import Forest
 
 

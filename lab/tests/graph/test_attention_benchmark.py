@@ -5,13 +5,13 @@ import random
 import pytest
 from tiny_models import llama, make_tiny_model
 
-from examine.gate.facts import Facts
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
 from protocol.graph import Path, Source
 from ragtree_lab.graph.attention.benchmark import AttentionBenchmark
 from ragtree_lab.graph.attention.slo_throughput import COMPARED, Ladder, SloThroughput
 from ragtree_lab.graph.attention.ways import WAYS
+from ragtree_lab.graph.facts import Facts
 
 pytestmark = [
     pytest.mark.vllm,

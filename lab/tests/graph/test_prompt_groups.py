@@ -3,12 +3,12 @@
 import pytest
 from facts_by_hand import facts, words
 
-from examine.gate.facts import Facts
 from generator.prompts.dependency_trees import dependency_trees, parts_of
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, Segment, SegmentKind
 from ragtree_lab.graph.attention.prompt_groups import MOST_TIMED, PromptGroup, PromptGroups, least_questions
 from ragtree_lab.graph.attention.slo_throughput import Ladder, SloThroughput
+from ragtree_lab.graph.facts import Facts
 
 
 class WordLayout:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from examine.measuring.answer_scores import holds_answer
+from examine.evaluation.scores import holds_answer
 from protocol.errors import ConfigError
 from ragtree_lab.prompts.questions import QuestionDraw
 from ragtree_lab.workloads.datasets import Dataset

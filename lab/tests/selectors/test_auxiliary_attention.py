@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("vllm")
 
-from generator.composing.composed_prompt import ComposedPrompt, Content
 from generator.composing.runs import Run
+from generator.composing.selection.base import ComposedPrompt, Content
 from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
 from ragtree_lab.selectors.auxiliary.document_cache import DocumentCache
 from ragtree_lab.selectors.auxiliary.token_spans import Span, Spelled

@@ -2,7 +2,7 @@
 
 import torch
 
-from generator.composing.composed_prompt import Content
+from generator.composing.selection.base import Content
 from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
 from ragtree_lab.selectors.auxiliary.document_cache import DocumentCache, ReadDocument
 

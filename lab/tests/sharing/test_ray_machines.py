@@ -17,19 +17,19 @@ from processes import descendants, engines_under
 from tiny_models import llama, make_tiny_model
 
 from cachectl.settings import ControllerSettings
-from examine.measuring.engines import EngineMaker
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import Unavailable
 from ragtree_lab.commands.sharing import ray_machines
 from ragtree_lab.commands.sharing.ray_machines import RayMachines
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.benchmark import NAMES
 from ragtree_lab.sharing.first_tokens import FirstTokenRounds
 from ragtree_lab.sharing.load import Load
 from ragtree_lab.sharing.machines import engines_on
 from ragtree_lab.sharing.peer_settings import sharing_peers
 from ragtree_lab.sharing.throughput import Point, ThroughputTurns
-from services.cluster.joining_node import start_node
+from services.cluster.member import start_node
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.prove("lab/ragtree_lab/sharing/", "generator/peers/")]
 
@@ -72,7 +72,7 @@ def test_engines_on_two_nodes_read_each_other(places, model):
     settings = GeneratorSettings(
         model=str(model), max_model_len=512, dtype="float32", kv=KvSettings(host_dir=places / "host", disk_gib=0)
     )
-    maker = EngineMaker(settings, ModelStore(places / "cache"), at_once=2, kv_tokens=512)
+    maker = ComparedEngines(settings, ModelStore(places / "cache"), at_once=2, kv_tokens=512)
     before, known = set(psutil.Process().children(recursive=True)), known_ray()
 
     async def measured(machines: RayMachines) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from generator.peers.address import host_and_port, joined
+from generator.peers.wire import host_and_port, joined
 from ragtree_lab.sharing.link_faults import Cut, Lying, Slow
 from ragtree_lab.sharing.relay import Relay
 

@@ -1,6 +1,7 @@
 """BELADY is optimal in the textbook case, and keeps the policy contract in all others."""
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,9 @@ from cachectl.nodes.node import PathDocument
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.document_order import order_by_name
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.integrity import check_integrity
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.plans import DocumentOrder
 from ragtree_lab.simulation.comparison import PolicyBenchmark
 from ragtree_lab.simulation.policies import simulated_policies
@@ -137,7 +138,7 @@ def a_second_a_token(cached: int, new: int) -> float:
 
 def tree_of(future: list[str], room: int = 10) -> KnowledgeTree:
     policy = Belady(Lookahead(), (path_keys("tenant", path) for path in future))
-    return KnowledgeTree(policy, Capacities(room), ["one"], a_second_a_token)
+    return KnowledgeTree(policy, KvStorage(Capacities(room)), ["one"], TreeCosts(a_second_a_token))
 
 
 def serve(tree: KnowledgeTree, *paths: str) -> None:
@@ -196,7 +197,9 @@ def test_every_use_is_served_with_any_sizes_tiers_instances_and_reordering(paths
     ]
     lookahead = Lookahead()
     policy = Belady(lookahead, future)
-    tree = KnowledgeTree(policy, room, [str(number) for number in range(instances)], DEVICE.prefill_seconds)
+    tree = KnowledgeTree(
+        policy, KvStorage(room), [str(number) for number in range(instances)], TreeCosts(DEVICE.prefill_seconds)
+    )
     service = SimulatedService(instances, max_running=2, max_queued=2, order=order)
     scheduler = Scheduler(tree, lookahead, service.max_running, service.max_queued, service.reorder_window)
     result = Simulator(scheduler, DEVICE, service).run(workload, lambda _: None)

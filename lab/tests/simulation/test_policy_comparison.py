@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities
 from ragtree_lab.simulation.comparison import PolicyBenchmark
 from ragtree_lab.simulation.policies import simulated_policies
 from ragtree_lab.simulation.simulator import SimulatedService

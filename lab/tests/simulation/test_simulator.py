@@ -5,15 +5,16 @@ from itertools import permutations
 
 import msgspec
 import pytest
+from controller_integrity import check_integrity
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.integrity import check_integrity
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, UnknownPolicy
 from protocol.plans import DocumentOrder
 from ragtree_lab.simulation.comparison import PoliciesResult, PolicyBenchmark
@@ -85,9 +86,9 @@ class Run:
         lookahead = Lookahead()
         self.tree = KnowledgeTree(
             create_policy(policy, lookahead),
-            room,
+            KvStorage(room),
             [f"instance-{number}" for number in range(bounds.instances)],
-            DEVICE.prefill_seconds,
+            TreeCosts(DEVICE.prefill_seconds),
         )
         self.scheduler = Scheduler(
             self.tree, lookahead, bounds.max_running, bounds.max_queued, window=bounds.reorder_window
@@ -278,7 +279,7 @@ def test_every_request_is_served_and_reported():
         {},
     )
     assert not any(node.locks for node in served.tree.registry.nodes.values())
-    served.scheduler.check_integrity()
+    check_integrity(served.scheduler)
     check_integrity(served.tree)
 
 

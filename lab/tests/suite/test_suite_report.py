@@ -7,9 +7,8 @@ import msgspec
 import pytest
 from scripted_benchmarks import FACTS
 
-from examine.composing.rows import ComposeResult
-from examine.report_folder import ReportFolder
 from protocol.errors import ConfigError
+from ragtree_lab.compose.benchmark import ComposeResult
 from ragtree_lab.controller.benchmark import ControllerResult
 from ragtree_lab.exactness import ExactnessResult
 from ragtree_lab.follow_ups.benchmark import FollowUpResult
@@ -36,6 +35,7 @@ from ragtree_lab.suite.key_figures import KEY_FIGURES
 from ragtree_lab.suite.log_tail import last_lines
 from ragtree_lab.suite.outcome import Outcome, Status
 from ragtree_lab.suite.report import duration, render
+from ragtree_lab.suite.suite_folder import SuiteFolder
 from ragtree_lab.sustained import SustainedResult
 from ragtree_lab.tiers import TiersResult
 
@@ -109,7 +109,7 @@ def test_no_figure_is_a_ratio_over_nothing():
 
 
 def test_the_report_says_when_where_and_with_what(tmp_path):
-    folder = ReportFolder(tmp_path / "report")
+    folder = SuiteFolder(tmp_path / "report")
     folder.picture("policies").write_bytes(b"png")
     outcomes = [Outcome("policies", "ragtree bench policies", 3725.0, Status.MEASURED, result={"trace": "zipf"})]
     text = render(FACTS, outcomes, ["tiers"], folder)
@@ -141,11 +141,11 @@ def test_facts_are_those_of_this_machine_and_its_packages():
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty: name a new one with --out"):
-        ReportFolder(tmp_path)
+        SuiteFolder(tmp_path)
     with pytest.raises(ConfigError, match="cannot be made"):
-        ReportFolder(tmp_path / "thesis")
+        SuiteFolder(tmp_path / "thesis")
     assert [file.name for file in tmp_path.iterdir()] == ["thesis"]
-    ReportFolder(tmp_path / "new" / "below").write("report.md", b"text")
+    SuiteFolder(tmp_path / "new" / "below").write("report.md", b"text")
     assert [file.name for file in (tmp_path / "new" / "below").iterdir()] == ["report.md"]
 
 

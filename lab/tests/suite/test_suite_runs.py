@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from scripted_benchmarks import FACTS, FAILS, HANGS, MEASURES, Noted, benchmarks, launcher, runs
 
-from examine.report_folder import ReportFolder
 from ragtree_lab.suite.catalogue import Benchmark
 from ragtree_lab.suite.outcome import Status
 from ragtree_lab.suite.suite import Suite
+from ragtree_lab.suite.suite_folder import SuiteFolder
 
 RESULT = {"p50_ratio": 1.2345, "compiled": True, "by_nodes": {"3000": {"p50_us": 1234.5, "p99_us": 0.5}}}
 
@@ -21,7 +21,7 @@ def _in_a_folder(tmp_path, monkeypatch):
 
 
 def suite(watcher: Noted, **scripts: str) -> Suite:
-    return Suite(launcher(Path(), **scripts), ReportFolder(Path("report")), FACTS, watcher)
+    return Suite(launcher(Path(), **scripts), SuiteFolder(Path("report")), FACTS, watcher)
 
 
 def report() -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 from workload_files import write_lines
 
-from examine.measuring.answer_scores import holds_answer
+from examine.evaluation.scores import holds_answer
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.needles import NeedleSet
 

@@ -12,7 +12,7 @@ from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import RulesExtractor
 from retriever.thread_priorities import lower_priority
-from subprocesses.frames import read_frame, write_frame
+from subprocesses.worker_process import read_frame, write_frame
 
 
 def main() -> None:

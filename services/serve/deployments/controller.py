@@ -7,11 +7,9 @@ from contextlib import AsyncExitStack
 import structlog
 from ray import serve
 
-from cachectl.pace import Pace
-from cachectl.runtime.composing.gate import GateFolder
-from cachectl.runtime.gc_tuning import collect_while_idle, spare_full_collections
-from cachectl.runtime.live_controller import LiveController
-from cachectl.runtime.snapshot_saver import SnapshotSaver
+from cachectl.runtime.composing import GateFolder
+from cachectl.runtime.live_controller import LiveController, collect_while_idle, spare_full_collections
+from cachectl.runtime.recovery import SnapshotSaver
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import Snapshot
 from protocol.cache import CachePath
@@ -20,8 +18,7 @@ from protocol.parts import Controller
 from services.config import Config
 from services.redis.controller_state import controller_state
 from services.serve.forwarding import serves
-from services.serve.handles import GeneratorHandle
-from services.serve.served_instances import ServedInstances
+from services.serve.handles import GeneratorHandle, ServedInstances
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +52,7 @@ class ControllerDeployment:
             time.time,
             GateFolder(config.cache_dir),
             shard,
-            Pace.of_queries(config.gateway.query_timeout_s),
+            config.gateway.query_timeout_s,
         )
         self._open = AsyncExitStack()
         store = await self._open.enter_async_context(controller_state(config.redis, shard))

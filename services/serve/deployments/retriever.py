@@ -8,7 +8,6 @@ from retriever.sharding.shard import Shard
 from services.config import Config
 from services.observability.spans import open_spans
 from services.serve.forwarding import serves
-from services.shards import shard_folders
 
 
 @serves(Shard, "_retriever")
@@ -19,7 +18,7 @@ class RetrieverDeployment:
         return_large_blocks()
         config.observability.configure_logging()
         self._spans = open_spans(config.observability, "retriever")
-        folder = shard_folders(config).of(shard)
+        folder = config.shard_folders.of(shard)
         self._retriever = build_retriever(config.retriever, folder, tracer=self._spans.tracer)
         await self._retriever.start()
 

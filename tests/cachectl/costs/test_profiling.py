@@ -1,7 +1,6 @@
 """Engines are profiled once, in spite of noise, and their profiles are stored."""
 
 import asyncio
-import math
 from itertools import pairwise
 
 import msgspec
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 
 from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
-from cachectl.costs.profiling import profile
-from cachectl.costs.profiling_axes import default_axes, quick_axes
-from cachectl.costs.stored_profile import load_or_measure
+from cachectl.costs.profiling import load_or_measure, profile, quick_axes
 from protocol.errors import ConfigError, EngineDied, InvalidRequest
 from protocol.generation import EngineInfo, PrefillCost, StepBudget
 from protocol.kv import KvMemory
@@ -199,38 +196,6 @@ class TestProfiling:
         assert asyncio.all_tasks() == tasks_before
 
 
-class TestDefaultAxes:
-    def test_they_double_up_to_the_longest_prompt(self):
-        cached, new = default_axes(4096)
-        assert cached == (0, 32, 64, 128, 256, 512, 1024, 2048, 4048)
-        assert new == (32, 64, 128, 256, 512, 1024, 2048, 4095)
-
-    @UNHURRIED
-    @given(max_model_len=st.integers(65, 10**6), ratio=st.floats(1.2, 20))
-    def test_any_context_gets_axes_that_fit_it(self, max_model_len, ratio):
-        cached, new = default_axes(max_model_len, ratio)
-        assert CostGrid(cached, new, [[1.0] * len(new)] * len(cached)).cached[0] == 0
-        # Each length fits in its shortest pair, with a token of answer.
-        assert new[-1] == max_model_len - 1
-        assert cached[-1] + new[0] < max_model_len
-        assert all(tokens % 16 == 0 for tokens in (*cached, *new[:-1]))
-
-    async def test_profiling_an_engine_at_its_own_axes_leaves_nothing_out(self):
-        cached, new = default_axes(1000)
-        grid = await profile(_Engine(longest=999), cached, new, 1, _quiet)
-        assert (grid.cached, grid.new) == (cached, new)
-
-    @pytest.mark.parametrize("ratio", [1.0, 0.5, -2.0, math.nan])
-    def test_a_ratio_of_1_or_less_is_refused(self, ratio):
-        with pytest.raises(ConfigError, match="ratio"):
-            default_axes(4096, ratio)
-
-    @pytest.mark.parametrize("max_model_len", [64, 1, 0, -1])
-    def test_a_context_too_short_is_refused(self, max_model_len):
-        with pytest.raises(ConfigError, match="too short"):
-            default_axes(max_model_len)
-
-
 MEMORY = KvMemory(
     fingerprint="model",
     boot="first",
@@ -342,6 +307,11 @@ class TestLoadOrMeasure:
         assert len(new) > 1
         assert cached[-1] + new[0] < max_model_len
         assert new[-1] < max_model_len
+
+    @pytest.mark.parametrize("max_model_len", [64, 1, 0, -1])
+    def test_no_lengths_fit_a_context_that_is_too_short(self, max_model_len):
+        with pytest.raises(ConfigError, match="too short"):
+            quick_axes(max_model_len)
 
     async def test_a_context_that_is_too_short_is_refused(self, tmp_path):
         with pytest.raises(ConfigError, match="too short"):

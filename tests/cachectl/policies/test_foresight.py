@@ -3,6 +3,7 @@
 from random import Random, seed
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,9 @@ from cachectl.nodes.keys import path_keys
 from cachectl.policies import create_policy
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.integrity import check_integrity
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.kv import HeldNode
 from protocol.tiers import Tier
 
@@ -168,7 +169,10 @@ def test_a_document_is_worth_less_the_longer_it_is_unused():
 def test_a_document_with_a_higher_cost_per_token_is_worth_more():
     # 9 s per request and 1 s per token, so a token of a short document costs more.
     tree = KnowledgeTree(
-        create_policy("FORESIGHT", Lookahead()), Capacities(100), ["one"], lambda cached, new: 9.0 + new
+        create_policy("FORESIGHT", Lookahead()),
+        KvStorage(Capacities(100)),
+        ["one"],
+        TreeCosts(lambda cached, new: 9.0 + new),
     )
     found(tree, "short", tokens=1)
     found(tree, "long", tokens=9)
@@ -179,9 +183,9 @@ def test_a_document_with_a_higher_cost_per_token_is_worth_more():
 def test_a_document_that_another_node_could_donate_is_worth_less_where_prompts_are_composed(composes):
     tree = KnowledgeTree(
         create_policy("FORESIGHT", Lookahead()),
-        Capacities(100),
+        KvStorage(Capacities(100)),
         ["one"],
-        lambda cached, new: float(new),
+        TreeCosts(lambda cached, new: float(new)),
         composes=composes,
     )
     found(tree, "a", "x")

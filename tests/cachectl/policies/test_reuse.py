@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cachectl.policies.reuse import histories as histories_module
-from cachectl.policies.reuse.histories import Histories
-from cachectl.policies.reuse.history import HALF_LIVES, Example, History, Popularity, counted
-from cachectl.policies.reuse.model import ReuseModel
+from cachectl.policies import reuse as histories_module
+from cachectl.policies.reuse import HALF_LIVES, Example, Histories, History, Popularity, ReuseModel, counted
 
 gaps = st.lists(st.integers(1, 3000), max_size=30)
 

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from itertools import product
 
+from controller_integrity import check_integrity
 from controller_turns import Turns
 from controller_under_test import LATER, LEASE_S, ask, at, report
 from example_counts import examples
@@ -91,11 +92,11 @@ class Crowd(Turns):
                 self.clock.now += LEASE_S / 2
             case "expire":
                 self.controller.expire_leases()
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         if ticks:
             for _ in range(ticks):
                 await asyncio.sleep(0)
-            self.controller.check_integrity()
+            check_integrity(self.controller)
         for refused in [name for name, task in self.tasks.items() if failure(task)]:
             self.gone.append(self.tasks.pop(refused))
 
@@ -124,7 +125,7 @@ class Crowd(Turns):
                     self.controller.expire_leases()
                 await asyncio.sleep(0)
             await asyncio.gather(*self.deletions, return_exceptions=True)
-        self.controller.check_integrity()
+        check_integrity(self.controller)
         for error in filter(None, map(failure, [*self.tasks.values(), *self.gone])):
             assert isinstance(error, Overloaded | InvalidRequest | EngineDied | asyncio.CancelledError)
         for error in filter(None, map(failure, self.deletions)):

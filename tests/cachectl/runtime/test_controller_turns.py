@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from controller_integrity import check_integrity
 from controller_turns import Turns, cancelled
 from controller_under_test import LEASE_S, ask
 
@@ -15,7 +16,7 @@ from protocol.generation import StepBudget
 def turns():
     turns = Turns()
     yield turns
-    turns.controller.check_integrity()
+    check_integrity(turns.controller)
 
 
 # The order
@@ -150,7 +151,7 @@ async def test_each_long_prefill_starts_when_the_previous_one_is_about_to_end():
             await task
         # Two steps of four tokens take more than half of the prefill, so the handover comes at half of it.
         assert clock() - began >= PREFILL_S / 2 - 0.002
-        turns.controller.check_integrity()
+        check_integrity(turns.controller)
         # One handover at a time: the next one needs the first token of the previous prefill.
         await asyncio.sleep(PREFILL_S)
         assert await turns.load() == (number + 2, len(waiting) - number - 1)

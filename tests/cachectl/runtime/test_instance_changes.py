@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, key, report, waiting
 from instance_cases import (
     DISK,
@@ -266,7 +267,7 @@ async def test_a_moved_request_still_avoids_its_instances(build):
     controller.instances.retire("two")
     with pytest.raises(EngineDied, match="no other instance"):
         await task
-    controller.check_integrity()
+    check_integrity(controller)
 
 
 # Machines
@@ -286,10 +287,10 @@ async def test_each_machine_uses_its_own_tiers(build, engines):
     await all_ready()
     # "one" has ended, so its machine is forgotten. When it comes back, it drops all its KV.
     await controller.delete_document(DocumentDeletion(("a",)))
-    assert list(controller.instances.locations) == ["elsewhere"]
+    assert list(controller.instances.tiers.locations) == ["elsewhere"]
     dropped = {(move.source, move.target, move.location) for move in engines.moves("far") if move.target is None}
     assert dropped == {(GPU, None, "elsewhere"), (HOST, None, "elsewhere"), (DISK, None, "elsewhere")}
-    controller.check_integrity()
+    check_integrity(controller)
 
 
 async def test_an_instance_may_restart_on_another_machine(build):
@@ -300,7 +301,7 @@ async def test_an_instance_may_restart_on_another_machine(build):
     assert controller.instances.at("") == {"one"}
     controller.instances.restart("far", "", [])
     assert controller.instances.at("") == {"one", "far"}
-    assert controller.instances.deserted == ["elsewhere"]
+    assert controller.instances.tiers.deserted == ["elsewhere"]
 
 
 async def test_a_machine_without_instances_is_forgotten_on_demand(build):
@@ -311,10 +312,10 @@ async def test_a_machine_without_instances_is_forgotten_on_demand(build):
     controller.instances.add("two", "", [holding(HOST, "x", 0)], "elsewhere")
     controller.instances.retire("one")
     controller.expire_leases()
-    assert controller.instances.deserted == [""]
-    controller.instances.remove_location("")
-    controller.check_integrity()
-    assert list(controller.instances.locations) == ["elsewhere"]
+    assert controller.instances.tiers.deserted == [""]
+    controller.forget_location("")
+    check_integrity(controller)
+    assert list(controller.instances.tiers.locations) == ["elsewhere"]
     assert await cached(controller, "x") == [HOST]
     await fill(controller, "cd", "ef")
     assert await cached(controller, "cd") == [HOST, HOST]

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import TOKENS, Clock, ask, cached, checked_controllers, fill, report, sources, waiting
 from instance_cases import avoiding
 from prefetch_cases import Engine, gives_up, overdue, settled
@@ -224,7 +225,7 @@ async def test_requests_come_to_an_end_beside_generators(build, engine):
             for task in done:
                 await controller.complete(report(left.pop(task)))
             await settled()
-        controller.check_integrity()
+        check_integrity(controller)
 
 
 async def test_the_own_instance_loads_what_no_generator_computes(build, engine):

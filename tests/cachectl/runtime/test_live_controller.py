@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import ask, key, report
 from fake_fleet import MEMORY, TOKENS, Engine, Fleet, held
 
@@ -87,7 +88,7 @@ async def test_a_new_instance_gets_requests_and_a_lost_one_gets_none(start):
     assert (await live.controller.admit(ask("on b"))).instance == "b"
     del fleet.engines["a"]
     assert await live.follow() is True
-    assert live.controller.instances.retired == {"a"}
+    assert live.controller.instances.tiers.retired == {"a"}
     assert await live.follow() is False, "an instance is retired once"
     await live.controller.complete(report("on a"))
     live.controller.expire_leases()
@@ -105,7 +106,7 @@ async def test_an_instance_that_returns_before_it_has_ended_gets_requests_again(
     fleet.engines["a"] = engine
     assert await live.follow() is True
     assert (await waits).instance == "a"
-    assert not live.controller.instances.retired
+    assert not live.controller.instances.tiers.retired
     assert await live.follow() is False
 
 
@@ -204,7 +205,7 @@ async def test_an_instance_of_another_machine_has_tiers_of_its_own(start):
     await live.follow()
     assert live.controller.instances.at("elsewhere") == {"b", "c"}
     assert await where(live, "i") == [HOST]
-    live.controller.check_integrity()
+    check_integrity(live.controller)
 
 
 async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_it_is_believed_again(start):
@@ -216,11 +217,11 @@ async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_
     await live.follow()
     now[0] = DESERTED_S - 1
     await live.follow()
-    assert set(live.controller.instances.locations) == {"machine", "elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"machine", "elsewhere"}
     now[0] = DESERTED_S + 1
     assert await live.follow()
-    assert set(live.controller.instances.locations) == {"elsewhere"}
-    live.controller.check_integrity()
+    assert set(live.controller.instances.tiers.locations) == {"elsewhere"}
+    check_integrity(live.controller)
     a.restarts()
     fleet.engines["c"] = a
     await live.follow()
@@ -232,7 +233,7 @@ async def test_a_machine_without_instances_is_forgotten_and_drops_all_kv_before_
     await live.follow()
     assert a.orders.count(Orders(everything=True)) == 1
     assert await where(live, "h") == [HOST]
-    live.controller.check_integrity()
+    check_integrity(live.controller)
 
 
 async def test_time_without_any_instance_does_not_count(start):
@@ -246,7 +247,7 @@ async def test_time_without_any_instance_does_not_count(start):
     for engine in (a, b):
         engine.restarts()
     await live.follow()
-    assert set(live.controller.instances.locations) == {"machine", "elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"machine", "elsewhere"}
     assert Orders(everything=True) not in [*a.orders, *b.orders]
 
 
@@ -271,12 +272,12 @@ async def test_a_machine_that_joins_keeps_what_is_on_a_disk_of_others(start):
     fleet.engines["b"] = b
     await live.follow()
     assert b.orders == [Orders(everything=True, tiers=(GPU, HOST))]
-    assert live.controller.instances.places == {"machine", "elsewhere", "common"}
+    assert live.controller.instances.tiers.places == {"machine", "elsewhere", "common"}
     del fleet.engines["a"]
     await live.follow()
     assert await where(live, "d") == [DISK]
     assert await where(live, "x") == [None]
-    live.controller.check_integrity()
+    check_integrity(live.controller)
 
 
 async def test_a_common_disk_is_restored_behind_the_memory_of_all_machines(start):
@@ -288,7 +289,7 @@ async def test_a_common_disk_is_restored_behind_the_memory_of_all_machines(start
     live = await start(fleet)
     assert (await live.controller.tree(9, 99)).nodes == 2
     assert not live.controller._tree.tiers.pending_moves
-    live.controller.check_integrity()
+    check_integrity(live.controller)
 
 
 async def test_a_location_keeps_the_disk_that_it_came_with(start):
@@ -299,7 +300,7 @@ async def test_a_location_keeps_the_disk_that_it_came_with(start):
         fleet.engines[name] = Engine(boot=f"boot-{name}", disk="named")
         await live.follow()
         assert fleet.engines[name].orders == [Orders(everything=True, tiers=(GPU,))]
-    assert live.controller.instances.places == {"machine"}
+    assert live.controller.instances.tiers.places == {"machine"}
 
 
 async def test_a_shard_has_its_own_kv_dropped_only(tmp_path):
@@ -335,7 +336,7 @@ async def test_a_rebooted_machine_keeps_its_disk(start):
     await live.follow()
     assert a.orders == [Orders(everything=True, tiers=(GPU, HOST))]
     assert await where(live, "d") == [DISK]
-    live.controller.check_integrity()
+    check_integrity(live.controller)
 
 
 async def test_a_disk_that_nobody_had_for_long_is_dropped(start):
@@ -383,7 +384,7 @@ async def test_a_machine_that_was_forgotten_is_fenced_by_the_next_controller(sta
     after = await start(fleet, snapshot=snapshot)
     assert a.orders == [Orders(everything=True)]
     assert not any(orders.everything for orders in fleet.engines["b"].orders)
-    assert set(after.controller.instances.locations) == {"machine", "elsewhere"}
+    assert set(after.controller.instances.tiers.locations) == {"machine", "elsewhere"}
 
 
 async def test_a_deletion_does_not_wait_for_a_machine_without_instances(start):
@@ -393,7 +394,7 @@ async def test_a_deletion_does_not_wait_for_a_machine_without_instances(start):
     a = fleet.engines.pop("a")
     await live.follow()
     await live.controller.delete_document(DocumentDeletion(("h",), "tenant"))
-    assert set(live.controller.instances.locations) == {"elsewhere"}
+    assert set(live.controller.instances.tiers.locations) == {"elsewhere"}
     a.restarts()
     a.reports = (held(HOST, "h"),)
     fleet.engines["a"] = a
@@ -417,7 +418,7 @@ async def test_the_last_machine_is_never_forgotten(start):
     fleet.engines.clear()
     for now[0] in (0.0, 2 * DESERTED_S, 4 * DESERTED_S):
         await live.follow()
-    assert list(live.controller.instances.locations) == ["machine"]
+    assert list(live.controller.instances.tiers.locations) == ["machine"]
 
 
 async def test_a_machine_that_comes_back_in_time_is_not_forgotten(start):

@@ -178,4 +178,4 @@ async def test_what_the_other_machine_does_not_have_is_not_asked_for_again(tmp_p
 
 def test_reading_elsewhere_is_assumed_to_take_a_nanosecond_a_byte():
     device = DeviceProfile.shipped("a10g-7b")
-    assert device.peer_seconds(1000) == 1000 * device.kv_bytes_per_token / 1e9
+    assert device.costs.peer_token_s == device.kv_bytes_per_token / 1e9

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import (
     TOKENS,
     Clock,
@@ -160,7 +161,7 @@ async def test_a_prefetch_is_cancelled_with_its_request(build, engine):
     assert engine.cancelled == engine.plans
     await controller.complete(report("runs"))
     assert controller.idle
-    controller.check_integrity()
+    check_integrity(controller)
     assert not controller._scheduler.tree.grants.open
 
 

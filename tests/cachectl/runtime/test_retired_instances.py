@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from controller_integrity import check_integrity
 from controller_under_test import LEASE_S, Clock, ask, cached, checked_controllers, fill, report, waiting
 from instance_cases import (
     GPU,
@@ -44,7 +45,7 @@ async def test_queries_that_wait_for_a_retired_instance_move_in_order_of_arrival
     tasks = {name: await waiting(controller, ask(name, question=9 - size)) for size, name in enumerate("abcdef")}
     at_two = list(controller._scheduler.instances.states["two"].queue)
     controller.instances.retire("one")
-    controller.check_integrity()
+    check_integrity(controller)
     assert await done(tasks) == []
     ended, turns = "on two", []
     while len(turns) < 6:
@@ -79,7 +80,7 @@ async def test_requests_wait_on_the_last_retired_instance_for_the_next(build):
     await controller.admit(ask("runs"))
     tasks = {"a": await waiting(controller, ask("a", "xyz"))}
     controller.instances.retire("one")
-    controller.check_integrity()
+    check_integrity(controller)
     tasks |= {name: await waiting(controller, ask(name)) for name in "bc"}
     with pytest.raises(Overloaded):
         await controller.admit(ask("d"))
@@ -88,7 +89,7 @@ async def test_requests_wait_on_the_last_retired_instance_for_the_next(build):
     controller.expire_leases()
     assert await caches(controller) == ["one"]
     controller.instances.add("two", "", [])
-    controller.check_integrity()
+    check_integrity(controller)
     assert await done(tasks) == ["a"]
     for name in "abc":
         assert (await tasks[name]).instance == "two"
@@ -126,7 +127,7 @@ async def test_a_query_cancelled_while_it_moves_ends_once(build):
     for name in "ab":
         tasks[name].cancel()
     controller.instances.retire("one")
-    controller.check_integrity()
+    check_integrity(controller)
     for name in "cd":
         tasks[name].cancel()
     for task in tasks.values():
@@ -161,7 +162,7 @@ async def test_a_reinstated_instance_goes_on(build):
     assert (plan.boot, [node.source for node in plan.nodes]) == ("boot", [GPU, GPU])
     await controller.complete(report("x"))
     assert await done(tasks) == ["x", "y"]
-    assert not controller.instances.retired
+    assert not controller.instances.tiers.retired
 
 
 async def test_waiting_queries_go_to_the_first_reinstated_instance(build):
@@ -174,7 +175,7 @@ async def test_waiting_queries_go_to_the_first_reinstated_instance(build):
     for query_id in ("on one", "on two"):
         await controller.complete(report(query_id))
     controller.instances.reinstate("two")
-    controller.check_integrity()
+    check_integrity(controller)
     (first,) = await done(tasks)
     await controller.complete(report(first))
     assert {(await task).instance for task in tasks.values()} == {"two"}
@@ -188,9 +189,9 @@ async def test_waiting_queries_go_to_a_retired_instance_that_restarts(build):
     for instance in ("one", "two"):
         controller.instances.retire(instance)
     controller.instances.restart("two", "", [])
-    controller.check_integrity()
+    check_integrity(controller)
     assert (await task).instance == "two"
-    assert controller.instances.retired == {"one"}
+    assert controller.instances.tiers.retired == {"one"}
 
 
 # Running queries
@@ -202,13 +203,13 @@ async def test_a_retired_instance_completes_its_queries_and_is_removed(build):
     plan = await controller.admit(ask("runs", "ab"))
     assert (plan.instance, plan.boot) == ("one", "boot-1")
     controller.instances.retire("one")
-    assert (controller.instances.retired, set(controller.instances.boots)) == ({"one"}, {"one", "two"})
+    assert (controller.instances.tiers.retired, set(controller.instances.boots)) == ({"one"}, {"one", "two"})
     await controller.prefilled("runs")
     assert await cached(controller, "ab") == [None, None], "a query used the retired instance's cache"
     assert await caches(controller) == ["one", "two"]
     await controller.complete(report("runs"))
     controller.expire_leases()
-    assert (controller.instances.retired, set(controller.instances.boots)) == (set(), {"two"})
+    assert (controller.instances.tiers.retired, set(controller.instances.boots)) == (set(), {"two"})
     assert await caches(controller) == ["two"]
     assert not any("one" in where for where in caches_with_copies(await controller.tree(9, 1000)))
     stats = await controller.stats()
@@ -275,9 +276,9 @@ async def test_a_speculation_on_a_retired_instance_can_be_confirmed(build):
     plan = await controller.speculate("query", ["a"], ask("query~1", "a"))
     assert plan.instance == "one"
     controller.instances.retire("one")
-    controller.check_integrity()
+    check_integrity(controller)
     assert await controller.on_candidates("query", ["a"], final=True) is SpeculationDecision.KEEP
-    controller.check_integrity()
+    check_integrity(controller)
     assert (await controller.stats()).running == 1
     await controller.prefilled("query~1")
     await controller.complete(report("query~1"))
@@ -305,7 +306,7 @@ async def test_a_prefetch_on_a_retired_instance_does_not_delay_other_instances(b
     (begun,) = engines.prepared
     assert begun.instance == "one"
     controller.instances.retire("one")
-    controller.check_integrity()
+    check_integrity(controller)
     controller.instances.add("two", "", [])
     assert (await task).instance == "two"
     await engines.prefilled(begun.query_id)
@@ -313,7 +314,7 @@ async def test_a_prefetch_on_a_retired_instance_does_not_delay_other_instances(b
     controller.expire_leases()
     assert await caches(controller) == ["two"]
     await controller.complete(report("waits"))
-    controller.check_integrity()
+    check_integrity(controller)
 
 
 async def test_a_query_moved_during_its_prefetch_starts_without_waiting_for_it(build, engines):

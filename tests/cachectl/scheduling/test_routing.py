@@ -1,15 +1,16 @@
 """A request goes to the instance with the earliest first token: cached documents count against the backlog."""
 
 import pytest
+from controller_integrity import check_integrity
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_cases import ask, build_scheduler, fill
 
 from cachectl.scheduling.request import RequestKind
-from cachectl.scheduling.routing import Candidate, route
+from cachectl.scheduling.routing import Candidate, best
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
 from protocol.errors import Overloaded, Unavailable
 
@@ -47,18 +48,18 @@ def instance_of(grant: Grant | None) -> str:
     ids=["shortest prefill", "with backlog", "backlog outweighs", "first among equals", "no choice"],
 )
 def test_a_request_goes_to_the_instance_with_the_earliest_first_token(candidates, chosen):
-    assert route(Candidate(*candidate) for candidate in candidates).instance == chosen
+    assert best(Candidate(*candidate) for candidate in candidates).instance == chosen
 
 
 def test_routing_without_instances_is_refused():
     with pytest.raises(Unavailable, match="no instance"):
-        route([])
+        best([])
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1))
 def test_routing_chooses_the_first_of_the_earliest_candidates(loads):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
-    chosen = candidates.index(route(candidates))
+    chosen = candidates.index(best(candidates))
     sums = [sum(load) for load in loads]
     assert sums[chosen] == min(sums)
     assert min(sums) not in sums[:chosen]
@@ -67,11 +68,11 @@ def test_routing_chooses_the_first_of_the_earliest_candidates(loads):
 @given(st.lists(st.tuples(seconds, seconds), min_size=1), st.data())
 def test_more_backlog_elsewhere_does_not_change_the_route(loads, data):
     candidates = [Candidate(str(index), *load) for index, load in enumerate(loads)]
-    chosen = route(candidates)
+    chosen = best(candidates)
     index = data.draw(st.integers(0, len(candidates) - 1))
     if candidates[index] != chosen:
         candidates[index] = candidates[index]._replace(backlog_s=candidates[index].backlog_s + 1)
-        assert route(candidates) == chosen
+        assert best(candidates) == chosen
 
 
 def test_idle_instances_with_nothing_cached_are_taken_in_order():
@@ -137,7 +138,7 @@ def test_documents_in_host_memory_favour_no_instance():
     scheduler.tree.pin("tenant", "a")
     batch = MoveBatch("one")
     scheduler.tree._replication.replicate(first, batch)
-    scheduler.tree.tiers.send(batch)
+    scheduler.tree.tiers.under_way.begin(batch)
     scheduler.delivered(batch, ())
     assert occupy(scheduler, 12) == ["one"]
     # With "a" in host memory, it takes 12 + 1 s on "one" and 10 + 1 s on the others, instead of 21 s.
@@ -164,7 +165,7 @@ def test_of_many_instances_none_would_have_been_better(loads, documents):
     scheduler.admit(ask("query", documents, 5), 0.0)
     chosen = scheduler.book.requests["query"]
     assert before[chosen.instance] + chosen.seconds == pytest.approx(best)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_a_request_is_refused_only_if_no_instance_of_many_can_take_it():

@@ -1,6 +1,7 @@
 """The scheduler admits requests within its bounds, keeps what they compute, and survives lost instances."""
 
 import pytest
+from controller_integrity import check_integrity
 from scheduler_cases import (
     ask,
     cached,
@@ -151,7 +152,7 @@ def test_a_free_slot_needs_no_room_in_the_queue(build):
 
 
 def test_without_an_instance_requests_are_refused(scheduler):
-    scheduler.lifecycle.remove("one")
+    scheduler.instances.remove("one")
     with pytest.raises(Unavailable, match="no instance"):
         scheduler.admit(ask("query"), 0.0)
     assert (scheduler.instances.running, scheduler.instances.queued, scheduler.instances.idle) == (0, 0, [])
@@ -170,7 +171,7 @@ def test_without_an_instance_requests_are_refused(scheduler):
         (lambda scheduler: scheduler.prefilled("ended", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.prefilled("waits", 0.0), UnknownPlan),
         (lambda scheduler: scheduler.stalled("waits", 0.0), UnknownPlan),
-        (lambda scheduler: scheduler.lifecycle.remove("unknown"), UnknownInstance),
+        (lambda scheduler: scheduler.instances.remove("unknown"), UnknownInstance),
     ],
     ids=[
         "runs already",
@@ -205,7 +206,7 @@ def test_a_document_with_another_length_than_the_trees_is_refused(scheduler, tok
     with pytest.raises(InvalidRequest):
         scheduler.admit(Request("contradicts", "tenant", (PathDocument("a", tokens),), 1), 0.0)
     assert state(scheduler) == before
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     run(scheduler, ask("contradicts", "a"))
 
 
@@ -247,7 +248,7 @@ def test_requests_of_a_removed_instance_can_be_admitted_again(build):
     assert run(scheduler, requests[0]).instance == "one"
     assert run(scheduler, requests[1]).instance == "two"
     wait(scheduler, requests[2])
-    returned = scheduler.lifecycle.remove("one")
+    returned = scheduler.instances.remove("one")
     assert returned == [requests[0], requests[2]]
     assert (scheduler.instances.running, scheduler.instances.queued) == (1, 0)
     assert not scheduler.tree.registry.nodes
@@ -258,7 +259,7 @@ def test_requests_of_a_removed_instance_can_be_admitted_again(build):
 def test_a_request_of_a_removed_instance_cannot_complete(build):
     scheduler = build("one", "two")
     run(scheduler, ask("query", "a"))
-    scheduler.lifecycle.remove("one")
+    scheduler.instances.remove("one")
     with pytest.raises(UnknownPlan):
         scheduler.complete("query", 0.0, kept=True)
 
@@ -267,7 +268,7 @@ def test_a_new_instance_takes_requests_and_has_nothing_cached(build):
     scheduler = build()
     fill(scheduler, "a")
     run(scheduler, ask("runs", "a", question=50))
-    scheduler.lifecycle.add("two")
+    scheduler.instances.add("two")
     grant = run(scheduler, ask("query", "a"))
     assert (grant.instance, cached(grant)) == ("two", 0)
 
@@ -278,15 +279,15 @@ def test_adding_a_known_instance_to_a_scheduler_changes_nothing(build):
     run(scheduler, ask("runs", "a"))
     wait(scheduler, ask("waits", "a"))
     before = state(scheduler)
-    scheduler.lifecycle.add("one")
+    scheduler.instances.add("one")
     assert state(scheduler) == before
 
 
 def test_an_instance_added_again_has_an_empty_cache(build):
     scheduler = build("one", "two")
     fill(scheduler, "a")
-    scheduler.lifecycle.remove("one")
-    scheduler.lifecycle.add("one")
+    scheduler.instances.remove("one")
+    scheduler.instances.add("one")
     assert scheduler.instances.idle == ["two", "one"]
     assert cached(run(scheduler, ask("query", "a"))) == 0
 
@@ -294,7 +295,7 @@ def test_an_instance_added_again_has_an_empty_cache(build):
 def test_documents_in_host_memory_outlive_their_instance(build):
     scheduler = build("one", gpu=20, host=100)
     fill(scheduler, "ab", "cd")
-    scheduler.lifecycle.remove("one")
-    scheduler.lifecycle.add("two")
+    scheduler.instances.remove("one")
+    scheduler.instances.add("two")
     grant = run(scheduler, ask("query", "ab"))
     assert [step.source for step in grant.documents] == [Tier.HOST, Tier.HOST]

@@ -1,6 +1,7 @@
 """The scheduler under random use: its bounds and the tree's locks hold after each step."""
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import settings
@@ -13,11 +14,11 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.move_batch import MoveBatch
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import InvalidRequest, Overloaded, Unavailable, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
@@ -49,9 +50,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.lookahead = Lookahead()
         self.tree = KnowledgeTree(
             create_policy(policy, self.lookahead),
-            Capacities(gpu, host, 10),
+            KvStorage(Capacities(gpu, host, 10)),
             instances,
-            lambda cached, new: 0.01 + new * (1 + cached / 10),
+            TreeCosts(lambda cached, new: 0.01 + new * (1 + cached / 10)),
         )
         self.scheduler = Scheduler(self.tree, self.lookahead, max_running, max_queued, window, step)
         self.step = step
@@ -139,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from(["one", "two", "three"]))
     def gain_instance(self, instance):
-        self.scheduler.lifecycle.add(instance)
+        self.scheduler.instances.add(instance)
 
     @precondition(lambda self: len(self.waiting) > 3 or not self.running)
     @precondition(lambda self: self.tree.tiers.gpus)
@@ -147,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_instance(self, which):
         instance = pick(sorted(self.tree.tiers.gpus), which)
         ran = [query_id for query_id, grant in self.running.items() if grant.instance == instance]
-        lost = self.scheduler.lifecycle.remove(instance)
+        lost = self.scheduler.instances.remove(instance)
         assert {request.query_id for request in lost} >= set(ran)
         for request in lost:
             assert request == self.requests[request.query_id]
@@ -204,7 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def holds_together(self):
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         check_integrity(self.tree)
         assert self.scheduler.instances.running == len(self.running)
         assert self.scheduler.instances.queued == len(self.waiting) == len(self.lookahead)

@@ -96,8 +96,8 @@ def test_the_window_bounds_how_often_a_request_is_overtaken(build):
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "added later"])
 def test_a_request_falls_back_when_its_documents_are_deleted(scheduler, late):
     if late:
-        scheduler.lifecycle.remove("one")
-        scheduler.lifecycle.add("one")
+        scheduler.instances.remove("one")
+        scheduler.instances.add("one")
     fill(scheduler, "a", "xy")
     run(scheduler, ask("runs"))
     wait(scheduler, ask("some", "abc"), ask("most", "xyz"))
@@ -142,7 +142,7 @@ def test_a_withdrawn_request_frees_its_room_in_the_queue(build):
 
 @pytest.mark.parametrize(
     "gives_up",
-    [lambda scheduler: end(scheduler, "waits", kept=False), lambda scheduler: scheduler.lifecycle.remove("two")],
+    [lambda scheduler: end(scheduler, "waits", kept=False), lambda scheduler: scheduler.instances.remove("two")],
     ids=["query", "instance"],
 )
 def test_documents_that_only_a_withdrawn_request_needed_lose_their_priority(build, gives_up):

@@ -4,12 +4,12 @@ from itertools import groupby
 from typing import NamedTuple
 
 import pytest
+from controller_integrity import check_integrity
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_cases import ask, build_scheduler
 
 from cachectl.scheduling.speculation import Speculations, decide
-from cachectl.tree.integrity import check_integrity
 from protocol.generation import StepBudget
 from protocol.plans import SpeculationDecision
 
@@ -159,7 +159,7 @@ class Queries:
             plan_id = f"{query_id}~{self.plans}"
             assert self.scheduler.speculative.admit(ask(plan_id, documents), 0.0), "the decision promised room"
             self.speculations.started(query_id, plan_id, documents)
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return decision
 
     def admit(self, query_id: str, documents: str = "") -> list[str]:
@@ -182,7 +182,7 @@ def new_queries():
 
     yield build
     for queries in built:
-        queries.scheduler.check_integrity()
+        check_integrity(queries.scheduler)
         check_integrity(queries.scheduler.tree)
 
 

@@ -1,6 +1,7 @@
 """Speculations use slots and step budget that no request needs, and give way to requests."""
 
 import pytest
+from controller_integrity import check_integrity
 from scheduler_cases import (
     STEP,
     TOKENS,
@@ -17,7 +18,7 @@ from scheduler_cases import (
 
 from cachectl.nodes.node import PathDocument
 from cachectl.scheduling.request import Request
-from cachectl.scheduling.speculative_slots import SpeculativeSlots
+from cachectl.scheduling.speculation import SpeculativeSlots
 from protocol.errors import InvalidRequest, Overloaded, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
@@ -109,7 +110,7 @@ def test_a_speculation_starts_on_an_instance_with_room(build):
 
 
 def test_without_an_instance_there_is_no_room(scheduler):
-    scheduler.lifecycle.remove("one")
+    scheduler.instances.remove("one")
     assert not scheduler.speculative.has_room()
     assert scheduler.speculative.admit(ask_without_question("guess"), 0.0) is None
 
@@ -341,10 +342,10 @@ def test_a_speculation_completes_once_in_any_state(build, end, prefilled, kept):
         scheduler.prefilled("guess", 0.0)
     ENDS[end](scheduler)
     if not prefilled and end != "going on":
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         scheduler.prefilled("guess", 0.0)
     scheduler.complete("guess", 0.0, kept)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     with pytest.raises(UnknownPlan):
         scheduler.complete("guess", 0.0, kept)
     if end == "gave way":
@@ -388,11 +389,11 @@ def test_a_removed_instance_takes_its_speculations_along(build):
     scheduler.speculative.confirm("confirmed")
     speculate(scheduler, requests[2])
     assert scheduler.tree.grants.open["on two"].instance == "two"
-    assert scheduler.lifecycle.remove("one") == requests[:2]
+    assert scheduler.instances.remove("one") == requests[:2]
     assert scheduler.instances.running == 0
     assert speculations(scheduler) == ["on two"]
     for query_id in ("confirmed", "guess"):
         with pytest.raises(UnknownPlan):
             scheduler.complete(query_id, 0.0, kept=True)
-    scheduler.lifecycle.add("one")
+    scheduler.instances.add("one")
     assert scheduler.instances.idle == ["one"]

@@ -1,6 +1,7 @@
 """Speculative slots under random use: requests start as if nothing speculated."""
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import given, settings
@@ -17,10 +18,10 @@ from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.request import Request
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import Overloaded, UnknownPlan
 from protocol.generation import StepBudget
 from protocol.tiers import Tier
@@ -49,7 +50,10 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def build(self, policy, gpu, max_running, max_queued, instances, step):
         lookahead = Lookahead()
         self.tree = KnowledgeTree(
-            create_policy(policy, lookahead), Capacities(gpu, 10), instances, lambda cached, new: 0.01 + new
+            create_policy(policy, lookahead),
+            KvStorage(Capacities(gpu, 10)),
+            instances,
+            TreeCosts(lambda cached, new: 0.01 + new),
         )
         self.tree.tiers.add_location("elsewhere", 10, 0)
         self.scheduler = Scheduler(self.tree, lookahead, max_running, max_queued, 2, step)
@@ -172,11 +176,11 @@ class SpeculatingMachine(RuleBasedStateMachine):
     @rule(instance=st.sampled_from(["first generator", "second generator"]), leaves=st.booleans())
     def change_generators(self, instance, leaves):
         if instance not in self.generators:
-            self.scheduler.lifecycle.add(instance, "elsewhere", kv_generator=True)
+            self.scheduler.instances.add(instance, "elsewhere", kv_generator=True)
             self.generators.add(instance)
         elif leaves:
             self.generators.remove(instance)
-            for request in self.scheduler.lifecycle.remove(instance):
+            for request in self.scheduler.instances.remove(instance):
                 assert self.given_up[request.query_id].instance == instance
                 self.forget(request.query_id)
 
@@ -234,23 +238,24 @@ class SpeculatingMachine(RuleBasedStateMachine):
     @rule(which=indices)
     def retire_instance(self, which):
         instance = pick(self.open, which)
-        self.scheduler.lifecycle.retire(instance)
+        self.scheduler.instances.retire(instance)
         self.retired.add(instance)
         self.move_on()
 
     @rule()
     def forget_ended(self):
-        for instance in self.scheduler.lifecycle.ended():
+        for instance in self.scheduler.instances.ended():
             assert instance in self.retired
             assert self.open, "the last instance ended while requests wait there"
-            assert self.scheduler.lifecycle.remove(instance) == []
+            assert self.scheduler.instances.remove(instance) == []
             self.retired.remove(instance)
 
     def take_instance(self, instance, location=""):
-        self.scheduler.lifecycle.add(instance, location)
+        self.scheduler.instances.add(instance, location)
         if instance in self.retired:
             self.retired.remove(instance)
-            self.start(self.scheduler.lifecycle.reinstate(instance, 0.0))
+            self.scheduler.instances.reinstate(instance)
+            self.start(self.scheduler.start_next(instance, 0.0))
         self.move_on()
 
     @property
@@ -259,7 +264,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
 
     def move_on(self):
         """Move requests that wait for retired instances to others, in order of arrival."""
-        moved = self.scheduler.lifecycle.take_stranded()
+        moved = self.scheduler.instances.take_stranded()
         ids = [request.query_id for request in moved]
         assert set(ids) <= self.waiting
         assert not moved or self.open
@@ -278,11 +283,11 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def restart_instance(self, which):
         instance = pick(sorted(self.tree.tiers.gpus), which)
         granted = {query_id for query_id, grant in self.tree.grants.open.items() if grant.instance == instance}
-        lost = {request.query_id for request in self.scheduler.lifecycle.remove(instance)}
+        lost = {request.query_id for request in self.scheduler.instances.remove(instance)}
         assert granted <= lost <= granted | self.waiting
         for query_id in lost:
             self.forget(query_id)
-        self.scheduler.lifecycle.add(instance, kv_generator=instance in self.generators)
+        self.scheduler.instances.add(instance, kv_generator=instance in self.generators)
         self.retired.discard(instance)
         self.move_on()
 
@@ -314,7 +319,7 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def holds_together(self):
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         check_integrity(self.tree)
         assert self.tree.tiers.retired == self.retired
         assert self.scheduler.instances.running == len(self.requests)
@@ -340,8 +345,8 @@ class SpeculatingMachine(RuleBasedStateMachine):
             self.start(self.scheduler.complete(query_id, 0.0, kept=True))
         assert not self.waiting
         self.holds_together()
-        for instance in self.scheduler.lifecycle.ended():
-            self.scheduler.lifecycle.remove(instance)
+        for instance in self.scheduler.instances.ended():
+            self.scheduler.instances.remove(instance)
         assert set(self.scheduler.instances.idle) == self.tree.tiers.gpus.keys() - self.generators
         assert not any(node.locks for node in self.tree.registry.nodes.values())
         assert not any(state.backlog_s for state in self.scheduler.instances.states.values())
@@ -405,4 +410,4 @@ def test_requests_start_as_if_nothing_speculated(events, max_running, max_queued
             started += both(lambda scheduler, query_id=query_id: end(scheduler, query_id))
         elif event == "withdraw" and guesses:
             assert end(with_, guesses.pop(which % len(guesses))) == []
-        with_.check_integrity()
+        check_integrity(with_)

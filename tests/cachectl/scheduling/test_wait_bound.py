@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from controller_integrity import check_integrity
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def test_an_empty_queue_starts_anew():
 def test_a_removed_query_counts_no_more():
     queue = _queue(1.0, a=4, b=50, c=4, d=5)
     assert queue.remove("b")
-    queue.check_integrity()
+    check_integrity(queue)
     assert _served(queue) == "d"
 
 
@@ -75,7 +76,7 @@ def test_what_a_query_costs_by_now_decides():
     queue = CacheAwareQueue(100, 100, refresh=work.__getitem__, slack=1.0)
     for query_id, each in work.items():
         queue.push(query_id, each)
-    queue.check_integrity()
+    check_integrity(queue)
     # b waits for 4 s in order of arrival. So would a, now that b costs no more.
     work["b"] = Work(1, 1, 4)
     assert _drain(queue) == "ba"
@@ -109,5 +110,5 @@ def test_no_wait_exceeds_the_longest_one_in_order_of_arrival_by_more_than_the_sl
             now_s += costs.pop(query_id)
             if not costs:
                 longest_s = 0
-        queue.check_integrity()
+        check_integrity(queue)
     assert not costs

@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from cachectl.settings import ControllerSettings
-from cachectl.sharding.controller_shard import WHOLE, ControllerShard
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.sharding.controller_shard import WHOLE, ControllerShard, shard_of
 from protocol.generation import StepBudget
 
 DOCUMENTS = [f"{number:032x}" for number in range(20_000)]

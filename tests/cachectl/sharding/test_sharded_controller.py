@@ -4,15 +4,14 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_under_test import TOKENS, Clock, Costs, ask, path, report, sources
+from controller_integrity import check_integrity
+from controller_under_test import TOKENS, Clock, ask, costs, path, report, sources
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.sharding.controller_shard import ControllerShard
-from cachectl.sharding.shard_choice import shard_of
+from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from cachectl.sharding.sharded_controller import ShardedController
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion
 from protocol.errors import Overloaded, Unavailable, UnknownNode, UnknownPlan
 from protocol.kv import HeldNode, LostCopy, Orders, Pages, ResidencyReport
@@ -38,7 +37,7 @@ def of_shard(number: int) -> str:
 A, B, C = (of_shard(number) for number in range(COUNT))
 
 
-class Engines:
+class Recorder:
     """The executor of all shards: records the orders."""
 
     def __init__(self) -> None:
@@ -56,7 +55,7 @@ class Cluster:
     """Shards over two instances with host memory of numbered pages."""
 
     def __init__(self, **settings) -> None:
-        self.engines = Engines()
+        self.engines = Recorder()
         self.shards: list[Controller] = []
         clock = Clock()
         for number in range(COUNT):
@@ -66,7 +65,7 @@ class Cluster:
                     ControllerSettings(**{"prepare_after_s": None, "policy": "LRU"} | settings),
                     ["one", "two"],
                     clock,
-                    Costs(),
+                    Engines(costs()),
                     KvStorage(Capacities(2 * TOKENS, shard.share(PAGES), 0), first_page=shard.first(PAGES)),
                     shard=shard,
                     executor=self.engines,
@@ -88,7 +87,7 @@ def cluster():
     cluster = Cluster()
     yield cluster
     for shard in cluster.shards:
-        shard.check_integrity()
+        check_integrity(shard)
     assert not cluster.all._of_plan
     assert not cluster.all._guesses
     assert not cluster.all._guessed_for

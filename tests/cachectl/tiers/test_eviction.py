@@ -1,9 +1,9 @@
 """Eviction swaps documents out to slower tiers, children before parents, and drops what loses its support."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, disk_of, found, key, move, take_pending_moves, tree_of
 
-from cachectl.tree.integrity import check_integrity
 from protocol.kv import HeldNode
 
 

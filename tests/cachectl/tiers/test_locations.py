@@ -1,6 +1,7 @@
 """Machines with host memory and a disk of their own, and what happens when one has no instance any more."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -18,7 +19,6 @@ from tree_cases import (
 )
 
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import HeldNode, Pages
 
@@ -122,7 +122,7 @@ def test_loss_reports_of_a_removed_instance_are_ignored():
     tree = near_and_far(gpu=1, host=9)
     for path in ("a", "b"):
         ask(tree, path, "near")
-    tree.add_instance("next")
+    tree.tiers.add_instance("next")
     tree.remove_instance("near")
     tree.grants.lose("near", [(key("a"), GPU), (key("a"), HOST)])
     assert found(tree, "a", "next") == [HOST]
@@ -149,7 +149,7 @@ def test_a_machine_keeps_its_copies_while_its_instances_change():
     for path in ("a", "b"):
         ask(tree, path, "near")
     tree.remove_instance("near")
-    tree.add_instance("next")
+    tree.tiers.add_instance("next")
     assert found(tree, "a", "next") == [HOST]
 
 
@@ -173,7 +173,7 @@ def test_a_machine_that_is_removed_leaves_nothing(kept):
 
     # It comes back with what it says that it holds.
     tree.tiers.add_location("", 4, 9, PageAllocator(4, 1, first_stamp=200))
-    tree.add_instance("next")
+    tree.tiers.add_instance("next")
     assert tree.insert(HeldNode(TENANT, ("a",), 1, Pages((0,), 7)), host_of(tree))
     assert found(tree, "ab", "next") == [HOST]
     for path in ("pq", "rs", "tu"):
@@ -186,8 +186,8 @@ def test_the_capacity_is_that_of_all_caches_that_are_there():
     assert tree.tiers.capacity == 3 * 2 + 2 * 3 + 2 * 4
     tree.tiers.add_location(ELSEWHERE, 5, 6)
     tree.tiers.add_location("third", 5, 6)
-    tree.add_instance("late", "third")
-    tree.add_instance("late", "third")
+    tree.tiers.add_instance("late", "third")
+    tree.tiers.add_instance("late", "third")
     assert tree.tiers.capacity == sum(cache.capacity for cache in tree.tiers) == 20 + 5 + 6 + 2
     for instance in ("far", "further"):
         tree.remove_instance(instance)

@@ -1,6 +1,7 @@
 """What lies on another machine is read there, where that is sooner than computing it."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -19,7 +20,6 @@ from tree_cases import (
 
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
 ELSEWHERE = "elsewhere"
@@ -146,7 +146,7 @@ def test_after_a_failure_another_instance_is_read_from():
 
 def test_an_instance_that_takes_no_part_reads_nothing():
     tree = prefilled_elsewhere("a")
-    tree.add_instance("keyless", "")
+    tree.tiers.add_instance("keyless", "")
     assert origins(begin(tree, "a", "keyless")) == ["computed"]
     assert not tree.tiers.links.serves(ELSEWHERE, "keyless")
 
@@ -160,7 +160,7 @@ def test_links_of_a_location_that_is_gone_are_forgotten():
         tree.remove_instance(instance)
     tree.remove_location(ELSEWHERE)
     tree.tiers.add_location(ELSEWHERE, 9, 0)
-    tree.add_instance("far", ELSEWHERE, serving_at("far"))
+    tree.tiers.add_instance("far", ELSEWHERE, serving_at("far"))
     assert links.serves(ELSEWHERE, "near")
     assert links.seconds("near", ELSEWHERE, 10, HOST) < 1
 

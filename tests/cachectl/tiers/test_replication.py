@@ -1,9 +1,9 @@
 """Replication copies system prompts and the most used documents to host memory."""
 
+from controller_integrity import check_integrity
 from tree_cases import GPU, HOST, ask, found, move, tree_of
 
 from cachectl.tiers.replication import REPLICATED_USES
-from cachectl.tree.integrity import check_integrity
 
 
 def test_the_system_prompt_is_pinned_and_copied_to_host():

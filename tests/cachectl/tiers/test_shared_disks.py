@@ -1,5 +1,6 @@
 """Machines with one disk in common: a folder that both mount, or an object store."""
 
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -16,7 +17,6 @@ from tree_cases import (
     tree_of,
 )
 
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 
 ELSEWHERE = "elsewhere"
@@ -128,7 +128,7 @@ def test_the_disk_goes_with_the_last_machine():
     tree.remove_location("")
     assert found(tree, "a", "far") == [DISK]
     tree.tiers.add_location("third", 0, 9)
-    tree.add_instance("next", "third")
+    tree.tiers.add_instance("next", "third")
     tree.remove_instance("far")
     tree.remove_location(ELSEWHERE)
     assert tree.tiers.places == {"third"}
@@ -172,7 +172,7 @@ def test_prefixes_go_on_behind_what_a_peer_holds():
 def test_a_machine_without_the_disk_reads_it_at_one_that_has_it():
     tree = with_one_disk(gpu=1, serving=True, peer_token_s=0.01, load_s=0.01)
     tree.tiers.add_location("third", 0, 9)
-    tree.add_instance("other", "third")
+    tree.tiers.add_instance("other", "third")
     tree.tiers.links.join("other", ("third", "third"), serving_at("other"))
     for path in ("a", "b"):
         ask(tree, path, "near")

@@ -1,6 +1,7 @@
 """A copy in a shared tier counts for other instances when its writer has confirmed it."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -18,9 +19,8 @@ from tree_cases import (
 )
 
 from cachectl.nodes.node import Copy
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.restore import restore
 from cachectl.tree.snapshot import record_of
@@ -52,7 +52,7 @@ def taken(tree: KnowledgeTree, instance: str) -> MoveBatch:
     """An instance's pending moves, which it has begun."""
     batch = MoveBatch(instance)
     tree.tiers.take_moves(batch)
-    tree.tiers.send(batch)
+    tree.tiers.under_way.begin(batch)
     return batch
 
 
@@ -153,7 +153,7 @@ def test_a_lone_instance_is_asked_only_if_a_plan_takes_the_question_along():
     end(tree, swapping_out(tree), None)
     assert found(tree, "a", "one") == [DISK]
     assert not tree.tiers.has_moves("one")
-    tree.add_instance("two")
+    tree.tiers.add_instance("two")
     assert tree.tiers.has_moves("one")
 
 
@@ -305,9 +305,9 @@ def test_a_delivery_of_a_lost_instance_ends_with_it():
     batch = taken(tree, "one")
     assert [order.target for order in batch.moves] == [HOST]
     tree.remove_instance("one")
-    tree.add_instance("one")
+    tree.tiers.add_instance("one")
     assert tree.tiers.confirm(batch, (), tree.grants.tick) == []
-    tree.tiers.return_moves(batch, tree.grants.tick)
+    tree.tiers.under_way.give_back(batch, tree.grants.tick)
     check_integrity(tree)
     assert deliver(tree, "two") == [move("a", HOST, HOST, evict=False)]
 

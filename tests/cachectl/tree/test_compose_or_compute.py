@@ -9,9 +9,7 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tree.compose_or_compute import ComposeOrCompute
-from cachectl.tree.load_cost import LoadCost
-from cachectl.tree.load_or_recompute import Loading
+from cachectl.tree.load_or_recompute import ComposeOrCompute, LoadCost, Loading
 from protocol.generation import ASKED_TOKENS
 from protocol.tiers import Tier
 

@@ -2,6 +2,7 @@
 
 import pytest
 import scheduler_cases
+from controller_integrity import check_integrity
 from tree_cases import TENANT, ask, linear_cost, tree_of
 
 from cachectl.scheduling.queue import CacheAwareQueue, Work
@@ -99,7 +100,7 @@ def serve_all(window: int) -> list[Grant]:
         granted += [] if grant is None else [grant]
     for grant in granted:
         granted += scheduler.complete(grant.query_id, 0.0, kept=True)
-        scheduler.check_integrity()
+        check_integrity(scheduler)
     return granted
 
 

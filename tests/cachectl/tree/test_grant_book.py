@@ -1,11 +1,11 @@
 """The grant book admits plans, reserves room for what they keep, and completes each once."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, dump, found, key, saves, tree_of
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.restore import restore
 from protocol.errors import InvalidRequest, UnknownInstance, UnknownPlan
 from protocol.kv import HeldNode, ResidencyReport

@@ -1,15 +1,16 @@
 """The knowledge tree's instances and settings."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import GPU, HOST, TENANT, ask, begin, found, key, take_pending_moves, tree_of
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.integrity import check_integrity
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.errors import ConfigError, UnknownInstance, UnknownPlan
 
 
@@ -53,7 +54,7 @@ def test_an_instance_added_again_starts_empty_and_without_pending_moves():
     tree.delete("a")
     ask(tree, "b", "two")
     tree.remove_instance("two")
-    tree.add_instance("two")
+    tree.tiers.add_instance("two")
     assert found(tree, "b", "two") == []
     assert tree.tiers.gpu("two").used == 0
     assert take_pending_moves(tree, "two") == []
@@ -62,12 +63,14 @@ def test_an_instance_added_again_starts_empty_and_without_pending_moves():
 def test_adding_a_known_instance_changes_nothing():
     tree = tree_of(2)
     ask(tree, "a")
-    tree.add_instance("one")
+    tree.tiers.add_instance("one")
     assert found(tree, "a") == [GPU]
 
 
 def test_frequency_counts_uses_in_the_last_window():
-    tree = KnowledgeTree(create_policy("GDSF", Lookahead()), Capacities(4), ["one"], lambda cached, new: 0.0, 10.0)
+    tree = KnowledgeTree(
+        create_policy("GDSF", Lookahead()), KvStorage(Capacities(4)), ["one"], TreeCosts(lambda cached, new: 0.0), 10.0
+    )
 
     def frequency_at(now: float) -> float:
         grant = tree.grants.admit("q", TENANT, [PathDocument("a", 1)], path_keys(TENANT, "a"), 0, "one", now)
@@ -90,4 +93,10 @@ def test_a_negative_capacity_is_refused(capacities, policy):
 @pytest.mark.parametrize("window_s", [0, -1.0])
 def test_a_frequency_window_without_length_is_refused(window_s):
     with pytest.raises(ConfigError, match="window"):
-        KnowledgeTree(create_policy("LRU", Lookahead()), Capacities(1), [], lambda cached, new: 0.0, window_s)
+        KnowledgeTree(
+            create_policy("LRU", Lookahead()),
+            KvStorage(Capacities(1)),
+            [],
+            TreeCosts(lambda cached, new: 0.0),
+            window_s,
+        )

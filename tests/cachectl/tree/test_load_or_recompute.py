@@ -9,8 +9,7 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tree.load_cost import LoadCost
-from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute
+from cachectl.tree.load_or_recompute import LoadCost, Loading, LoadOrRecompute
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier

@@ -1,10 +1,10 @@
 """Copies that engines report as lost leave the tree with all copies that only they support."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import DISK, GPU, HOST, TENANT, ask, begin, disk_of, found, key, move, take_pending_moves, tree_of
 
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from protocol.kv import HeldNode
 
 

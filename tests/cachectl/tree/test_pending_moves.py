@@ -1,6 +1,7 @@
 """Moves reach the tiers, even if their plan fails or no plan takes them along."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     DISK,
     GPU,
@@ -18,11 +19,11 @@ from tree_cases import (
 
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.integrity import check_integrity
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.knowledge_tree import KnowledgeTree
+from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.restore import restore
 from protocol.errors import ConfigError
 from protocol.kv import HeldNode, Pages, ResidencyReport
@@ -37,10 +38,9 @@ def test_host_memory_needs_as_many_pages_as_its_budget():
     with pytest.raises(ConfigError, match="pages for 6 tokens, not for 8"):
         KnowledgeTree(
             create_policy("LRU", Lookahead()),
-            Capacities(0, 8),
+            KvStorage(Capacities(0, 8), 2),
             [],
-            lambda c, n: 1.0,
-            page_tokens=2,
+            TreeCosts(lambda c, n: 1.0),
             arena=PageAllocator(3, 2),
         )
 
@@ -238,13 +238,13 @@ def test_a_repeated_move_does_not_evict_a_newer_gpu_copy():
     pages = failed.moves[0].pages
     delivery = MoveBatch("one")
     tree.tiers.take_moves(delivery)
-    tree.tiers.send(delivery)
+    tree.tiers.under_way.begin(delivery)
     assert delivery.moves == failed.moves
     # The engine has the move before the plan for a, so host memory has a by the time the plan loads it.
     grant = begin(tree, "a")
     assert grant.documents[0].pages == pages
     tree.grants.complete(grant, kept=True)
-    tree.tiers.return_moves(delivery, failed.tick)
+    tree.tiers.under_way.give_back(delivery, failed.tick)
     assert take_pending_moves(tree) == [move("a", GPU, HOST, "one", evict=False, pages=pages)]
 
 
@@ -272,14 +272,14 @@ def test_moves_that_were_lost_with_three_instances_are_given_up_and_others_go_on
     begin(tree, "d")
     moving = [(DISK, None), (HOST, DISK)]
     for lost in ("one", "three", "four"):
-        tree.add_instance(lost)
+        tree.tiers.add_instance(lost)
         if lost != "one":
             batch = MoveBatch(lost)
             tree.tiers.take_moves(batch)
             assert [(taken.source, taken.target) for taken in batch.moves] == [*moving, (HOST, HOST)]
-            tree.tiers.send(batch)
+            tree.tiers.under_way.begin(batch)
             if given_back:
-                tree.tiers.return_moves(batch, tree.grants.tick)
+                tree.tiers.under_way.give_back(batch, tree.grants.tick)
         tree.remove_instance(lost)
         check_integrity(tree)
     assert tree.tiers.under_way.given_up == 2
@@ -298,16 +298,16 @@ def test_moves_that_were_lost_with_three_instances_are_given_up_and_others_go_on
 
 def test_a_blocked_document_is_neither_kept_nor_restored_until_it_is_unblocked():
     tree = paged_tree_of(4, 4)
-    tree.block("b", None)
-    tree.block("b", TENANT)
+    tree.registry.block("b", None)
+    tree.registry.block("b", TENANT)
     for _ in range(2):
         assert [step.kept for step in ask(tree, "abc").documents] == [GPU, None, None]
         assert restore(tree, [ResidencyReport(GPU, (HeldNode(TENANT, ("b",), 1),), "one")]).refused == 1
-        tree.unblock("b", None)
-        if tree._blocklist.blocks("b", TENANT):
-            tree.block("b", "another")
-            tree.unblock("b", "another")
-        tree.block("b", None)
-    tree.unblock("b", None)
-    tree.unblock("b", TENANT)
+        tree.registry.unblock("b", None)
+        if tree.registry._blocks("b", TENANT):
+            tree.registry.block("b", "another")
+            tree.registry.unblock("b", "another")
+        tree.registry.block("b", None)
+    tree.registry.unblock("b", None)
+    tree.registry.unblock("b", TENANT)
     assert [step.kept for step in ask(tree, "abc").documents] == [GPU, GPU, GPU]

@@ -1,5 +1,6 @@
 """Random plans, delays, failures and losses: the engines' tiers hold what the tree counts, and plans find it there."""
 
+from controller_integrity import check_integrity
 from engine_models import DISK, GPU, HOST, EngineModel, ModelledTiers
 from example_counts import examples
 from histories import pick
@@ -10,11 +11,10 @@ from tree_cases import TENANT, begin, key, paged_tree_of, tokens_of
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import Copy
 from cachectl.policies import policy_names
-from cachectl.scheduling.plan_translation import lost_copies
-from cachectl.tiers.move_batch import MoveBatch
+from cachectl.runtime.messages import lost_copies
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.kv import KvNode
 
@@ -125,7 +125,7 @@ class EngineTraffic:
             return
         batch = MoveBatch(instance)
         self.tree.tiers.take_moves(batch)
-        self.tree.tiers.send(batch)
+        self.tree.tiers.under_way.begin(batch)
         self.sent += 1
         self.deliveries[f"delivery {self.sent}"] = batch
         self.engines[instance].receive(f"delivery {self.sent}", batch.moves)
@@ -138,7 +138,7 @@ class EngineTraffic:
         batch = self.deliveries[name]
         unwritten = self.engines[batch.instance].unwritten(name)
         if not arrives:
-            self.tree.tiers.return_moves(batch, self.tree.grants.tick + 0.5)
+            self.tree.tiers.under_way.give_back(batch, self.tree.grants.tick + 0.5)
         elif unwritten is not None:
             self.tree.tiers.confirm(batch, lost_copies(unwritten), self.tree.grants.tick)
         else:
@@ -167,14 +167,14 @@ class EngineTraffic:
         self.received = [grant for grant in self.received if not grant.completed]
         self.running = [grant for grant in self.running if not grant.completed]
         for name in [name for name, batch in self.deliveries.items() if batch.instance == instance]:
-            self.tree.tiers.return_moves(self.deliveries.pop(name), self.tree.grants.tick + 0.5)
+            self.tree.tiers.under_way.give_back(self.deliveries.pop(name), self.tree.grants.tick + 0.5)
         if self.instances == 1:
             self.come()
 
     def come(self) -> None:
         """Start the lost instance again."""
         if self.away:
-            self.tree.add_instance(self.away)
+            self.tree.tiers.add_instance(self.away)
             self.away = ""
 
     def vanish(self, which: int) -> None:

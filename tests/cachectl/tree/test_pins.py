@@ -1,9 +1,9 @@
 """Pins keep paths in the cache, within half of each tier's capacity."""
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import GPU, HOST, TENANT, ask, begin, dump, found, key, tree_of
 
-from cachectl.tree.integrity import check_integrity
 from protocol.errors import PinRefused, UnknownNode
 
 

@@ -1,9 +1,9 @@
 """Prefix lookup finds the longest cached prefix that an instance can use, and changes nothing."""
 
+from controller_integrity import check_integrity
 from tree_cases import GPU, HOST, TENANT, ask, begin, dump, found, key, tree_of
 
 from cachectl.nodes.keys import child_key, path_keys, root_key
-from cachectl.tree.integrity import check_integrity
 
 
 def test_a_match_is_the_longest_cached_prefix():

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from controller_integrity import check_integrity
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from tree_cases import (
 
 from cachectl.nodes.keys import path_keys
 from cachectl.policies import policy_names
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.restore import restore
 from protocol.cache import RestoreResult
 from protocol.errors import InvalidRequest, UnknownInstance

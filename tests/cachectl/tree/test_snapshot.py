@@ -3,7 +3,7 @@
 import pytest
 from controller_under_test import TOKENS, Clock, ask, at, checked_controllers, key, report
 
-from cachectl.runtime.snapshot_saver import SnapshotSaver
+from cachectl.runtime.recovery import SnapshotSaver
 from cachectl.tree.snapshot import NoStore, Snapshot
 from protocol.cache import CachePath, DocumentDeletion
 from protocol.kv import HeldNode, Pages, ResidencyReport

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from controller_integrity import check_integrity
 from tree_cases import (
     GPU,
     HOST,
@@ -15,7 +16,6 @@ from tree_cases import (
     tree_of,
 )
 
-from cachectl.tree.integrity import check_integrity
 from protocol.plans import PlannedNode
 
 

@@ -1,5 +1,6 @@
 """The knowledge tree under random use: all invariants hold after each step."""
 
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import indices, pick
 from hypothesis import settings
@@ -11,10 +12,9 @@ from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import policy_names
 from cachectl.policies.lookahead import Lookahead
-from cachectl.tiers.move_batch import MoveBatch
 from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.grant import Grant
-from cachectl.tree.integrity import check_integrity
 from protocol.errors import PinRefused, UnknownNode
 from protocol.kv import HeldNode, Move, Pages
 from protocol.tiers import Tier
@@ -193,7 +193,7 @@ class TreeMachine(RuleBasedStateMachine):
         instance = instances[index % len(instances)]
         batch = MoveBatch(instance)
         self.tree.tiers.take_moves(batch)
-        self.tree.tiers.send(batch)
+        self.tree.tiers.under_way.begin(batch)
         self.check_reach(instance, batch.moves)
         self.deliveries.append(batch)
 
@@ -204,7 +204,7 @@ class TreeMachine(RuleBasedStateMachine):
         if answered:
             self.tree.tiers.confirm(batch, self.unwritten(batch, written, which), self.tree.grants.tick)
         else:
-            self.tree.tiers.return_moves(batch, self.tree.grants.tick + 0.5)
+            self.tree.tiers.under_way.give_back(batch, self.tree.grants.tick + 0.5)
 
     def unwritten(self, batch: MoveBatch, written: bool, which: int) -> list[tuple[bytes, Tier]]:
         """Nothing if all is ``written``; else one of the copies that a batch makes."""
@@ -217,9 +217,9 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(content=st.sampled_from("abc"), blocked=st.booleans())
     def block(self, content: str, blocked: bool) -> None:
         if blocked:
-            self.tree.block(content, None)
-        elif self.tree._blocklist.blocks(content, ""):
-            self.tree.unblock(content, None)
+            self.tree.registry.block(content, None)
+        elif self.tree.registry._blocks(content, ""):
+            self.tree.registry.unblock(content, None)
 
     @precondition(lambda self: len(self.tree.tiers.gpus) > 1)
     @rule(which=indices)
@@ -231,7 +231,7 @@ class TreeMachine(RuleBasedStateMachine):
         host, disk, page = self.sizes
         arena = PageAllocator(host, page) if page > 1 else None
         self.tree.tiers.add_location(location, host * page, disk, arena, self.disk_name)
-        self.tree.add_instance(instance, location, serving_at(instance))
+        self.tree.tiers.add_instance(instance, location, serving_at(instance))
 
     @rule(index=st.integers(0, 1), location=st.sampled_from(["", "elsewhere", "common"]), opens=st.booleans())
     def close_link(self, index: int, location: str, opens: bool) -> None:

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from controller_integrity import check_integrity
 from example_counts import examples
 from histories import event
 from hypothesis import Phase, given, settings
@@ -11,7 +12,6 @@ from tree_cases import DISK, GPU, begin, saves, tokens_of, tree_of
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import Copy
 from cachectl.policies import policy_names
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.restore import restore
 from protocol.kv import HeldNode, Move, ResidencyReport
@@ -118,7 +118,7 @@ class Traffic:
     def replace_instance(self) -> None:
         """Remove the second instance with its plans, or add it again."""
         if "two" not in self.tree.tiers.gpus:
-            self.tree.add_instance("two")
+            self.tree.tiers.add_instance("two")
             return
         self.tree.remove_instance("two")
         self.plane.caches.pop((GPU, "two"), None)

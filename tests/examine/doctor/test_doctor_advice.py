@@ -3,15 +3,11 @@
 import pytest
 from doctor_cases import doctor_context
 
-from examine.doctor.checks.bandwidths import Bandwidths
-from examine.doctor.checks.first_tokens import judged
-from examine.doctor.checks.host_size import HostSize
-from examine.doctor.checks.instructions import Instructions
-from examine.doctor.checks.other_work import OtherWork
-from examine.doctor.checks.preloads import Preloads
-from examine.doctor.context import TierRounds
+from examine.doctor.checks.engines import HostSize
+from examine.doctor.checks.first_tokens import Bandwidths, judged
+from examine.doctor.checks.machine import Instructions, OtherWork, Preloads
+from examine.doctor.context import ALONE, CROWDED, Surroundings, TierRounds
 from examine.doctor.outcome import Status
-from examine.doctor.surroundings import ALONE, CROWDED, Surroundings
 from examine.measuring.engines import Generation
 from protocol.generation import PrefillResult
 from protocol.kv import KvMemory
@@ -30,7 +26,7 @@ MEMORY = KvMemory("f", "b", 32, 1 << 20, gpu_pages=100, host_pages=256, disk_pag
     ],
 )
 async def test_a_cpu_without_bfloat16_is_noticed(tmp_path, monkeypatch, flags, status, figure):
-    monkeypatch.setattr("examine.doctor.checks.instructions.has_gpu", lambda: False)
+    monkeypatch.setattr("examine.doctor.checks.machine.has_gpu", lambda: False)
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n")
     found = await Instructions(cpuinfo).run(None)
@@ -39,7 +35,7 @@ async def test_a_cpu_without_bfloat16_is_noticed(tmp_path, monkeypatch, flags, s
 
 
 async def test_libraries_that_are_not_preloaded_are_named_with_their_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("examine.doctor.checks.preloads.has_gpu", lambda: False)
+    monkeypatch.setattr("examine.doctor.checks.machine.has_gpu", lambda: False)
     found = await Preloads({}, [tmp_path]).run(None)
     assert found.status is Status.WARNING
     assert found.why.endswith("libtcmalloc and libiomp5 on a CPU: install them and set LD_PRELOAD")

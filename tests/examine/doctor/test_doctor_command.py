@@ -16,8 +16,8 @@ import pytest
 from processes import engines_under
 from tiny_models import llama, make_tiny_model
 
-from cachectl.runtime.composing.gate import GateFolder
-from examine.doctor.standard_checks import standard_checks
+from cachectl.runtime.composing import GateFolder
+from examine.doctor.examination import standard_checks
 
 pytestmark = pytest.mark.vllm
 
@@ -60,6 +60,7 @@ def left(places: Path) -> list[str]:
     return [str(file) for name in ("tmp", "host", "data") for file in (places / name).iterdir()]
 
 
+@pytest.mark.prove("examine/doctor/", "generator/")
 def test_a_right_engine_passes_and_nothing_is_left(places, model):
     ran = subprocess.run(COMMAND, env=environment(places, model), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -105,6 +106,7 @@ def test_what_is_refused_is_said(places, model, variables, name, why):
     assert left(places) == []
 
 
+@pytest.mark.prove("examine/doctor/", "generator/")
 def test_weights_that_are_cut_short_are_said(places, model, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -132,6 +134,7 @@ def running(places: Path, model: Path) -> Iterator[tuple[subprocess.Popen[str], 
             process.kill()
 
 
+@pytest.mark.prove("examine/doctor/", "generator/")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_doctor_that_is_ended_leaves_nothing_behind(places, model, number):
     with running(places, model) as (process, engines):

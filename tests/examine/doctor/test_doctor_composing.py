@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import msgspec
 from doctor_cases import doctor_context
 
-from cachectl.runtime.composing.gate import GateFolder
-from examine.doctor.checks.composed_reuse import ComposedReuse
+from cachectl.runtime.composing import GateFolder
+from examine.doctor.checks.engines import ComposedReuse
 from examine.doctor.outcome import Status
 from protocol.gate import SELECTION, GateReport
 from protocol.generation import ComposingInfo, EngineInfo

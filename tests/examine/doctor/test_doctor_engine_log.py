@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from examine.doctor.engine_log import EngineLog
+from examine.doctor.engine_slot import EngineLog
 from protocol.errors import ConfigError
 
 CHILD = """
@@ -70,7 +70,7 @@ def test_a_reason_of_an_earlier_start_is_not_repeated(log, tmp_path):
 CAPTURING = """
 import os, subprocess, sys
 from pathlib import Path
-from examine.doctor.engine_log import EngineLog
+from examine.doctor.engine_slot import EngineLog
 print("before")
 with EngineLog(Path(sys.argv[1])).capturing() as terminal:
     print("own output")

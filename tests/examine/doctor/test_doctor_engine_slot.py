@@ -4,9 +4,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from examine.doctor.engine_log import EngineLog
-from examine.doctor.engine_slot import EngineSlot
-from examine.doctor.surroundings import reduced
+from examine.doctor.context import reduced
+from examine.doctor.engine_slot import EngineLog, EngineSlot
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, InternalError
 
@@ -94,13 +93,13 @@ async def test_a_start_that_fails_says_why(tmp_path, error, printed, why):
     [({}, 8192, 257), ({}, 1024, 256), ({"block_size": 16}, 8192, 513), ({"num_gpu_blocks_override": 9}, 8192, 9)],
 )
 def test_an_engine_beside_other_work_has_room_for_the_longest_prompt(monkeypatch, given, length, blocks):
-    monkeypatch.setattr("examine.doctor.surroundings.has_gpu", lambda: False)
+    monkeypatch.setattr("examine.doctor.context.has_gpu", lambda: False)
     small = reduced(GeneratorSettings(engine_args=given), length)
     assert small.engine_args["num_gpu_blocks_override"] == blocks
 
 
 def test_an_engine_beside_a_stack_takes_what_that_leaves_of_the_gpu(monkeypatch):
-    monkeypatch.setattr("examine.doctor.surroundings.has_gpu", lambda: True)
+    monkeypatch.setattr("examine.doctor.context.has_gpu", lambda: True)
     for share, left in ((0.5, 0.45), (0.95, 0.05)):
         settings = GeneratorSettings(engine_args={"gpu_memory_utilization": share})
         assert reduced(settings, 8192).gpu_memory_utilization == pytest.approx(left)

@@ -4,8 +4,8 @@ import pytest
 from doctor_cases import doctor_context
 from s3_server import CREDENTIALS, REGION, S3Server, failing
 
-from examine.doctor.checks.disk import Disk
 from examine.doctor.checks.object_store import ObjectStore
+from examine.doctor.checks.space import Disk
 from examine.doctor.outcome import Outcome, Status
 from examine.measuring.engines import EngineMaker
 from generator.settings import ObjectStoreSettings

@@ -4,11 +4,9 @@ import pytest
 from doctor_cases import doctor_context
 from kernel_limits import largest_file
 
-from examine.doctor.checks.disk import Disk
-from examine.doctor.checks.host_memory import HostMemory
-from examine.doctor.checks.memory import Memory
+from examine.doctor.checks.space import Disk, HostMemory, Memory
+from examine.doctor.context import Surroundings
 from examine.doctor.outcome import Status
-from examine.doctor.surroundings import Surroundings
 
 FAR_TOO_MUCH = 1e9
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from doctor_cases import kv_settings
 
-from examine.doctor.work_folder import WorkFolder
-from examine.doctor.workplace import Workplace
+from examine.doctor.workplace import WorkFolder, Workplace
 from protocol.errors import ConfigError
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -107,7 +106,7 @@ def test_memory_that_killed_ranks_shared_is_freed(places):
 KILLED = """
 import sys, time
 from pathlib import Path
-from examine.doctor.work_folder import WorkFolder
+from examine.doctor.workplace import WorkFolder
 folder = WorkFolder(Path(sys.argv[1]))
 (folder.path / "file").write_text("KV")
 print(folder.path, flush=True)

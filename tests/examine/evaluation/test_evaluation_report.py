@@ -7,12 +7,10 @@ import pytest
 from scripted_stack import ScriptedStack, reply, stream
 
 from examine.evaluation.asking import Asker, Mode
-from examine.evaluation.evaluation import BOTH, Evaluation, EvaluationSubject
-from examine.evaluation.markdown_report import render
+from examine.evaluation.evaluation import BOTH, Evaluation, EvaluationSubject, ReportFolder
 from examine.evaluation.plot import draw
 from examine.evaluation.question_file import AskedQuestion, NumberedQuestion
-from examine.evaluation.tables import figures, notes
-from examine.report_folder import ReportFolder
+from examine.evaluation.tables import figures, notes, render
 
 QUESTIONS = [
     NumberedQuestion(1, AskedQuestion("both", ("right",), ("a",))),
@@ -105,7 +103,7 @@ def test_an_evaluation_without_answers_still_has_its_table():
 
 
 def test_rows_are_kept_as_they_come_and_the_report_links_them(tmp_path):
-    folder = ReportFolder(tmp_path / "report")
+    folder = ReportFolder(tmp_path / "report", "report")
     kept = []
 
     def progress(step, done, total):

@@ -3,7 +3,7 @@
 import pytest
 
 from examine.composing.rows import ComposeRow, Interval
-from examine.gate.verdict import decided, verdict
+from examine.gate.examination import decided, verdict
 
 
 def row(task: str, score: float, full: float, low: float) -> ComposeRow:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examine.measuring.answer_scores import exact_match, f1, holds_answer, normalised, rouge_l
+from examine.evaluation.scores import exact_match, f1, holds_answer, normalised, rouge_l
 
 # Words that normalising changes, and plain letters, so that texts often share words.
 words = st.lists(st.sampled_from(["a", "An", "THE", "theme", "red", "Red!", "fox", "'", "--", "1972", "ß", "\u00a0"]))

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from controller_under_test import Clock, Costs
+from controller_integrity import check_integrity
+from controller_under_test import Clock, costs
 from fake_layout import FakeLayout
 from gateway_fakes import MODEL, FakeGenerator, Phases, eventually
 from msgspec.structs import replace
 from retriever_cases import running, upload
 
-from cachectl.runtime.controller import Controller
+from cachectl.runtime.controller import Controller, Engines
 from cachectl.settings import ControllerSettings
-from cachectl.tiers.kv_storage import KvStorage
-from cachectl.tiers.tier_manager import Capacities
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion, TreeNode
 from protocol.errors import EngineDied, UnknownDocument
 from protocol.kv import LostCopy, Orders
@@ -67,7 +67,7 @@ class WatchedController(Controller):
 
     def __init__(self) -> None:
         limits = ControllerSettings(speculation=True, policy="LRU", prepare_after_s=None)
-        super().__init__(limits, ["one", "two"], Clock(), Costs(), KvStorage(Capacities(1000)), executor=self)
+        super().__init__(limits, ["one", "two"], Clock(), Engines(costs()), KvStorage(Capacities(1000)), executor=self)
         self.plans: list[PrefillPlan] = []
         self.guesses: list[PrefillPlan] = []
         self.deleting = 0
@@ -118,7 +118,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[DeletedStack]:
         stack = DeletedStack(retriever)
         await stored(stack)
         yield stack
-        stack.controller.check_integrity()
+        check_integrity(stack.controller)
 
 
 async def stored(stack: DeletedStack, text: str = TEXT) -> str:

@@ -18,7 +18,7 @@ from gateway.background import idle
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
-from services.cli import cache, connection, precompute
+from services.cli import cache, connection
 from services.cli.app import app as ragtree
 from services.client import RequestFailed, StackClient, StackUnreachable
 
@@ -34,7 +34,6 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAGTREE_CONFIG", raising=False)
     monkeypatch.setattr(cache, "_POLL_S", 0.001)
-    monkeypatch.setattr(precompute, "_POLL_S", 0.001)
     monkeypatch.setattr(idle, "_FIRST_WAIT_S", 0.001)
     settings = GatewaySettings(admin_key=KEY)
     gateway = create_app(stack, settings, data_dir=tmp_path / "gateway")
@@ -215,7 +214,7 @@ def test_a_gateway_that_restarts_loses_the_precomputation(run: Run, stack: Stack
 
     monkeypatch.setattr(StackClient, "precomputation", restarted)
     refused = run("precompute").exception
-    assert isinstance(refused, precompute.JobLost)
+    assert isinstance(refused, cache.JobLost)
     assert "the same command continues it" in str(refused)
 
 

@@ -16,7 +16,7 @@ from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from protocol.graph import ContextBudget, GraphMode, Relation, Subgraph
 from protocol.retrieval import Pages, SearchKind
-from services.cli import query, search
+from services.cli import search
 from services.cli.app import app as ragtree
 from services.client import RequestFailed, StackClient
 
@@ -36,9 +36,8 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
         def connect(url: str | None, key: str | None) -> StackClient:
             return StackClient(url or "http://here", key, transport=httpx.MockTransport(forward))
 
-        for module in (query, search):
-            monkeypatch.setattr(module, "connect", connect)
-            monkeypatch.setattr(module.results, "_width", 100)
+        monkeypatch.setattr(search, "connect", connect)
+        monkeypatch.setattr(search.results, "_width", 100)
         yield lambda *arguments: CliRunner().invoke(ragtree, arguments)
 
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from generator.composing.attended_blocks import AttendedBlocks
+from generator.composing.partial_forward import AttendedBlocks
 from generator.composing.runs import Run
 
 PAGE = 32

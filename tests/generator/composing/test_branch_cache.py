@@ -5,9 +5,8 @@ import random
 import pytest
 import torch
 
-from generator.composing.codec import LayerKv
-from generator.composing.dependency.branch_cache import BranchCache, PromptBranch
-from generator.composing.dependency.token_kv import TokenKv
+from generator.composing.attention_layers import LayerKv
+from generator.composing.dependency.branch_cache import BranchCache, PromptBranch, TokenKv
 
 PATH = ["film", "by", "director"]
 PARENTS = {"film": None, "by": "film", "director": "by", "city": None}

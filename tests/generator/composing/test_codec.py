@@ -8,10 +8,11 @@ pytest.importorskip("vllm")
 import torch
 from kv_layouts import BLOCKS, LAYOUTS, SPLIT, TOKENS, Writer, blocks_first, caches_in, writer_of
 
-from generator.composing import codec
-from generator.composing.codec import LayerCodec
+from generator.composing import attention_layers
+from generator.composing.attention_layers import LayerCodec
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
+from generator.connector.blocks.paged_blocks import EngineCache
 
 CPU = torch.device("cpu")
 
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=[True, False], ids=["along axes", "by places"])
 def along_axes(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(codec, "axes_of", lambda _places: None)
+        monkeypatch.setattr(attention_layers, "axes_of", lambda _places: None)
 
 
 @pytest.mark.usefixtures("along_axes")
@@ -27,7 +28,7 @@ def along_axes(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_was_written_is_read(layout, dtype):
     caches = caches_in(layout, dtype)
-    blocks = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
+    blocks = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
     written = {}
     for number, (name, cache) in enumerate(caches.items()):
         keys = (

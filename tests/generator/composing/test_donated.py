@@ -6,8 +6,8 @@ import torch
 
 pytest.importorskip("vllm")
 
-from generator.composing import donated
-from generator.composing.donated import Donated, joined_pages, moved_together, moves_of
+from generator.composing import composer
+from generator.composing.composer import Donated, joined_pages, moved_together, moves_of
 from generator.composing.runs import Run, positions_of
 from generator.connector.blocks.staged_pages import HostStagedPages, StagedRows
 
@@ -50,8 +50,8 @@ def test_a_cpu_moves_documents_one_by_one():
 
 def test_a_gpu_moves_as_many_at_once_as_there_is_room_for(monkeypatch):
     assert list(moved_together(DOCUMENTS, GPU)) == [DOCUMENTS]
-    monkeypatch.setattr(donated, "_MOVED_AT_ONCE_BYTES", sum(one.nbytes for one in DOCUMENTS[:2]))
+    monkeypatch.setattr(composer, "_MOVED_AT_ONCE_BYTES", sum(one.nbytes for one in DOCUMENTS[:2]))
     assert list(moved_together(DOCUMENTS, GPU)) == [DOCUMENTS[:2], DOCUMENTS[2:]]
-    monkeypatch.setattr(donated, "_MOVED_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(composer, "_MOVED_AT_ONCE_BYTES", 1)
     assert list(moved_together(DOCUMENTS, GPU)) == [[one] for one in DOCUMENTS]
     assert list(moved_together([], GPU)) == []

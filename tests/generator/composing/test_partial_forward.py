@@ -10,8 +10,7 @@ pytest.importorskip("vllm")
 
 from vllm.config import VllmConfig
 
-from generator.composing.attended_blocks import AttendedBlocks
-from generator.composing.partial_forward import PartialForward
+from generator.composing.partial_forward import AttendedBlocks, PartialForward
 from generator.composing.runs import Run
 
 PAGE = 32

@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("vllm")
 
-from generator.composing.composed_prompt import ComposedPrompt
 from generator.composing.partial_forward import Stop
 from generator.composing.runs import Run
+from generator.composing.selection.base import ComposedPrompt
 from generator.composing.selection.question_attention import QuestionAttention
 
 ASKED_TOKENS = 8

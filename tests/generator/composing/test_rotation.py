@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from generator.composing.rotation import Rotation
+from generator.composing.attention_layers import Rotation
 
 POSITIONS, HEADS, DIM = 2048, 3, 16
 
@@ -73,5 +73,5 @@ def test_keys_off_the_engines_device_are_moved_alike(neox, rotary_dim, monkeypat
     keys = torch.randn(5, HEADS, DIM, generator=torch.Generator().manual_seed(0))
     rotation = Rotation(cos_sin(rotary_dim), neox)
     by_kernel = rotation.moved(keys, -123)
-    monkeypatch.setattr("generator.composing.rotation.current_platform", SimpleNamespace(device_type="cuda"))
+    monkeypatch.setattr("generator.composing.attention_layers.current_platform", SimpleNamespace(device_type="cuda"))
     torch.testing.assert_close(rotation.moved(keys, -123), by_kernel)

@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from generator.composing.dependency.forest import Forest
-from generator.composing.dependency.tree_pass import tree_pass
+from generator.composing.dependency.forest import Forest, tree_pass
 from generator.composing.runs import Run
 from protocol.dependency import Branch, DependencyTrees
 

@@ -6,8 +6,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from generator.composing.worker_extension import WorkerExtension
 from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.worker_connector import WorkerExtension
 
 LAYOUT = "KV_CACHE_LAYOUT_OF_TESTS"
 """The environment variable with vLLM's name of the layout. The kernels need only a head's numbers side by side."""

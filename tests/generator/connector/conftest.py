@@ -32,14 +32,6 @@ def asynchronous(request) -> bool:
     return request.param
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> Path:
-    """The folder of a tiny model."""
-    from tiny_models import llama, make_tiny_model
-
-    return make_tiny_model(tmp_path_factory.mktemp("tiny-model"), llama())
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine_of(tiny_model, tmp_path_factory) -> AsyncIterator[EngineOf]:
     """The engines that all tests share. Each is started when the first test needs it."""

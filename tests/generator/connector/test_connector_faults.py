@@ -192,6 +192,7 @@ class TestFaults:
             await engine.carry_out(Orders(one.moves(GPU, None)))
 
 
+@pytest.mark.prove("generator/connector/", "generator/tiers/")
 async def test_an_unwritable_folder_disables_the_disk_tier_only(tiny_model, tmp_path):
     settings = small_engine(tmp_path)
     settings.kv.disk_dir.write_text("a file in the place of the folder")

@@ -12,17 +12,16 @@ from doctor_cases import doctor_context
 from engine_settings import small_engine
 from kv_plans import DISK, GPU, HOST, segment
 
-from examine.doctor.checks.caching_engine import CachingEngine
+from examine.doctor.checks.engines import CachingEngine, PlainEngine
 from examine.doctor.checks.exact_answers import ExactAnswers
 from examine.doctor.checks.failing_load import FailingLoad
 from examine.doctor.checks.first_tokens import FirstTokens
-from examine.doctor.checks.plain_engine import PlainEngine
+from examine.doctor.checks.model import real_prompts
 from examine.doctor.checks.restart import Restart
 from examine.doctor.context import Context, Reference
 from examine.doctor.differences import Tolerances
 from examine.doctor.examination import Examination
 from examine.doctor.outcome import Outcome, Status
-from examine.doctor.prompts import real_prompts
 from examine.measuring.engines import Generation, generate
 from generator.engines.vllm_engine import VllmEngine
 from generator.prompts.layout import SegmentLayout

@@ -26,9 +26,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from generator.connector.engine_process import name_refusal_file
 from generator.connector.supported import check, check_config, check_kv_cache
 from generator.engines.vllm_engine import VllmEngine
-from generator.refusal_file import name_refusal_file
 from protocol.errors import ConfigError
 
 HEADS = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}

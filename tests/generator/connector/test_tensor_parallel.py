@@ -14,7 +14,7 @@ from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 LONG, BEHIND = segment("long", 520), segment("behind", 150)
 TIERS = (GPU, HOST, DISK)

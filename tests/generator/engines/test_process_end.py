@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.process_end import exit_without_collecting
+from generator.connector.engine_process import exit_without_collecting
 
 STATUS = 3
 

@@ -11,8 +11,7 @@ pytest.importorskip("torch")
 
 from generator.engines import vllm_arguments
 from generator.engines.vllm_arguments import engine_arguments, has_gpu, prepare_environment
-from generator.engines.vllm_sampling import sampling_params
-from generator.engines.vllm_seeds import SEED_ARGUMENT, SEEDED_SAMPLER, place_seed
+from generator.engines.vllm_sampling import SEED_ARGUMENT, SEEDED_SAMPLER, place_seed, sampling_params
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.prompt_template import PromptTemplate
 from generator.prompts.tokenizer import ModelTokenizer

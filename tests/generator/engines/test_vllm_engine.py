@@ -271,6 +271,7 @@ async def test_a_folder_without_a_model_is_a_config_error(tmp_path):
         await VllmEngine(small_engine(tmp_path), tmp_path).start()
 
 
+@pytest.mark.prove("generator/")
 async def test_a_deletion_without_the_connector_empties_vllms_own_cache(model, layout, preemptions, tmp_path):
     engine = VllmEngine(small_engine(tmp_path, kv_enabled=False), model)
     await engine.start()

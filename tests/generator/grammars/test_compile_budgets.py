@@ -2,9 +2,8 @@
 
 import pytest
 
-from generator.grammars.compile_budgets import CompileBudgets
 from generator.grammars.messages import Verdict
-from generator.grammars.schema_checks import KnownVerdicts
+from generator.grammars.schema_checks import CompileBudgets, KnownVerdicts
 from protocol.errors import RateLimited
 
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from msgspec.structs import replace
 from nasty_schemas import COSTLY, DEEP, LARGE, ORDINARY, nasty_schemas
 
-from generator.grammars.compile_budgets import CompileBudgets
-from generator.grammars.schema_checks import SchemaChecks
+from generator.grammars.schema_checks import CompileBudgets, SchemaChecks
 from protocol.errors import InvalidRequest, Overloaded, RateLimited, Unavailable
 
 STACK = 4 << 20

@@ -7,11 +7,9 @@ from contextlib import ExitStack, suppress
 
 from peer_nodes import FORMAT, KEY
 
-from generator.peers.errors import PeerUnreachable
-from generator.peers.handshake import admit
-from generator.peers.peer_key import PeerKey
+from generator.peers.handshake import PeerKey, admit
 from generator.peers.stream import Stream
-from generator.peers.wire import REQUESTS, Greeting, Welcome, framed
+from generator.peers.wire import REQUESTS, Greeting, PeerUnreachable, Welcome, framed
 
 HANDSHAKE_BYTES = len(framed(Greeting(1, bytes(32)))) + len(framed(Welcome(bytes(32), FORMAT)))
 """The bytes that a server sends before its first reply."""

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import pytest
 from peer_loads import soon
 
-from generator.peers.connection_pool import ConnectionPool
-from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.connections import ConnectionPool
 from generator.peers.stream import Stream
-from generator.peers.wire import HEAD_BYTES
+from generator.peers.wire import HEAD_BYTES, PeerUnreachable, Reason
 
 HEAD = b"h" * HEAD_BYTES
 

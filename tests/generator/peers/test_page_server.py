@@ -24,12 +24,10 @@ from peer_nodes import (
 from served_connections import served_connections, wait_for
 from structlog.testing import capture_logs
 
-from generator.peers.address import host_and_port
-from generator.peers.connecting import Connector
-from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.connections import connect
+from generator.peers.handshake import PeerKey
 from generator.peers.page_client import PeerPages
 from generator.peers.page_server import PageServer, ServerLimits
-from generator.peers.peer_key import PeerKey
 from generator.peers.stream import Stream
 from generator.peers.wire import (
     HEAD_BYTES,
@@ -37,8 +35,11 @@ from generator.peers.wire import (
     OPENINGS,
     Greeting,
     PageFormat,
+    PeerUnreachable,
     ReadRequest,
+    Reason,
     framed,
+    host_and_port,
 )
 from protocol.kv import Pages
 from protocol.tiers import Tier
@@ -61,7 +62,7 @@ def stranger(closing: ExitStack, address: str) -> socket.socket:
 
 def peer(closing: ExitStack, address: str, page_bytes: int = PAGE_BYTES) -> Stream:
     """An authenticated connection."""
-    stream = Connector(PageFormat(FINGERPRINT, page_bytes, 0), PeerKey(KEY), 30).connect(address, soon())
+    stream = connect(PageFormat(FINGERPRINT, page_bytes, 0), PeerKey(KEY), 30, address, soon())
     closing.callback(stream.close)
     return stream
 

@@ -14,13 +14,21 @@ from peer_loads import NODE, PAGES, load, soon
 from peer_nodes import FORMAT, KEY, PAGE_BYTES, InterruptedArena, content_of, write
 from xxhash import xxh3_64_intdigest
 
-from generator.peers.errors import PeerError, PeerUnreachable, Reason
-from generator.peers.handshake import admit
+from generator.peers.handshake import PeerKey, admit
 from generator.peers.page_client import PeerPages
 from generator.peers.page_server import PageServer
-from generator.peers.peer_key import PeerKey
 from generator.peers.stream import Stream
-from generator.peers.wire import HEAD_BYTES, REQUESTS, Head, ReplyEnd, Status, encode_head, framed
+from generator.peers.wire import (
+    HEAD_BYTES,
+    REQUESTS,
+    Head,
+    PeerUnreachable,
+    Reason,
+    ReplyEnd,
+    Status,
+    encode_head,
+    framed,
+)
 from generator.tiers.base import TierError
 from protocol.tiers import Tier
 
@@ -54,7 +62,7 @@ def free_address() -> str:
 
 def test_errors_of_peers_are_errors_of_tiers_and_survive_a_process() -> None:
     error = PeerUnreachable(Reason.BUSY, "10.0.0.1:80 is busy")
-    assert isinstance(error, PeerError)
+    assert isinstance(error, PeerUnreachable)
     assert isinstance(error, TierError)
     again = pickle.loads(pickle.dumps(error))
     assert (again.reason, str(again)) == (Reason.BUSY, "10.0.0.1:80 is busy")

@@ -9,13 +9,23 @@ from peer_loads import NODE, PAGES, load, soon
 from peer_nodes import FORMAT, KEY, InterruptedArena, content_of, write
 from served_connections import served_connections, wait_for
 
-from generator.peers.address import host_and_port, joined
-from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.handshake import PeerKey, Side
 from generator.peers.page_client import PeerPages
 from generator.peers.page_server import PageServer
-from generator.peers.peer_key import PeerKey, Side
 from generator.peers.stream import Stream
-from generator.peers.wire import ADMISSIONS, INTRODUCTIONS, OPENINGS, Greeting, Introduction, Refusal, Welcome
+from generator.peers.wire import (
+    ADMISSIONS,
+    INTRODUCTIONS,
+    OPENINGS,
+    Greeting,
+    Introduction,
+    PeerUnreachable,
+    Reason,
+    Refusal,
+    Welcome,
+    host_and_port,
+    joined,
+)
 from protocol.errors import ConfigError
 
 

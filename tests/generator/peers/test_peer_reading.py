@@ -26,11 +26,10 @@ from peer_nodes import (
 )
 from xxhash import xxh3_64_intdigest
 
-from generator.peers import page_client, page_sender
-from generator.peers.errors import PeerUnreachable, Reason
-from generator.peers.page_client import PeerPages
+from generator.peers import page_client, page_server
+from generator.peers.page_client import PeerPages, RemoteReader
 from generator.peers.page_server import PageServer
-from generator.peers.remote_reader import RemoteReader
+from generator.peers.wire import PeerUnreachable, Reason
 from generator.tiers.base import KvBroken, KvMissing, Page
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode, Pages
@@ -203,7 +202,7 @@ def test_a_page_that_is_overwritten_after_its_checksum_was_taken_is_not_used(
         write(arena, make_node(2), Pages(PAGES.numbers, 2))
         return checksum
 
-    monkeypatch.setattr(page_sender, "xxh3_64_intdigest", take_and_overwrite)
+    monkeypatch.setattr(page_server, "xxh3_64_intdigest", take_and_overwrite)
     with pytest.raises(PeerUnreachable) as failed:
         load(client, server.address)
     assert failed.value.reason is Reason.DAMAGED

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from peer_loads import soon
 from xxhash import xxh3_64_intdigest
 
-from generator.peers.errors import PeerUnreachable, Reason
 from generator.peers.stream import Stream
-from generator.peers.wire import HEAD_BYTES, OUTCOMES, ReplyEnd, Status, framed
+from generator.peers.wire import HEAD_BYTES, OUTCOMES, PeerUnreachable, Reason, ReplyEnd, Status, framed
 
 
 class ShortSocket(socket.socket):

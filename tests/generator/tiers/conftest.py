@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 from s3_server import CREDENTIALS, S3Server
+from tier_checks import check_tier
 from tiers_under_test import open_arena
 
 from generator.tiers.arena import HostArena
@@ -27,7 +28,7 @@ def opened(tmp_path):
 def arena(opened):
     arena = opened()
     yield arena
-    arena.check_integrity()
+    check_tier(arena)
 
 
 @pytest.fixture(scope="session")

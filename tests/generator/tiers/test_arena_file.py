@@ -70,8 +70,6 @@ def test_an_arena_of_another_geometry_is_replaced_and_stays_with_its_users(opene
     assert (read(old, NODE) == content_of(NODE)).all()
     write_node(old, make_node(1))
     assert new.nodes() == []
-    old.remove()
-    assert (tmp_path / FILE).exists()
 
 
 def _write(content: bytes):
@@ -129,7 +127,7 @@ def test_memory_that_cannot_be_mapped_stays_as_another_process_made_it(opened, t
     with address_space_left(64 << 20):
         assert_refused(tmp_path, "Cannot allocate memory", "host_gib", page_bytes=4 << 20)
     opened(page_bytes=4 << 20)
-    arena.remove()
+    arena.close()
     assert files_in(tmp_path) == [FILE]
 
 
@@ -144,8 +142,8 @@ def mount(*options):
     subprocess.run(["mount", "-t", "tmpfs", *options, "none", folder], check=True)
 mount("-o", "size=256k")
 assert_refused(folder, "cannot reserve 593920 bytes .*: No space left on device. Lower generator.kv", "host_gib")
-open_arena(folder, page_count=10).remove()
-assert not list(folder.iterdir())
+open_arena(folder, page_count=10).close()
+(folder / "kv.arena").unlink()
 mount("-o", "remount,ro")
 assert_refused(folder, "cannot use .*kv.arena as host memory: Read-only file system. Set", "host_dir")
 print("passed")
@@ -204,31 +202,14 @@ def test_what_is_not_a_file_is_refused(tmp_path, trap, sentence):
 # Sharing
 
 
-def test_remove_keeps_a_file_that_others_use(opened):
-    first, second = opened(), opened()
-    write_node(first, NODE)
-    first.remove()
-    assert (read(second, NODE) == content_of(NODE)).all()
-    assert held(opened()) == {NODE.key}
-
-
-def test_the_last_user_removes_the_file(arena, opened, tmp_path):
-    opened().remove()
-    assert (tmp_path / FILE).exists()
-    alone = open_arena(tmp_path / "alone")
-    alone.remove()
-    alone.remove()
-    assert files_in(tmp_path / "alone") == []
-
-
 def test_a_file_that_is_deleted_while_another_process_waits_for_it_is_made_again(opened, tmp_path, monkeypatch):
-    first = opened()
+    opened()
     open_file = ArenaFile._open
 
     def lose_it_once_opened(file):
         descriptor = open_file(file)
         monkeypatch.undo()
-        first.remove()
+        (tmp_path / FILE).unlink()
         return descriptor
 
     monkeypatch.setattr(ArenaFile, "_open", lose_it_once_opened)
@@ -245,10 +226,7 @@ def test_instances_that_come_and_go_at_once_share_one_file(tmp_path):
             file = ArenaFile(tmp_path / FILE, GEOMETRY)
             if not os.path.samestat(os.fstat(file._descriptor), (tmp_path / FILE).stat()):
                 apart.append((number, turn))
-            if turn % 2:
-                file.remove()
-            else:
-                file.close()
+            file.close()
 
     threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -256,5 +234,4 @@ def test_instances_that_come_and_go_at_once_share_one_file(tmp_path):
     for thread in threads:
         thread.join()
     assert apart == []
-    ArenaFile(tmp_path / FILE, GEOMETRY).remove()
-    assert files_in(tmp_path) == []
+    assert files_in(tmp_path) == [FILE]

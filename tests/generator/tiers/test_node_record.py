@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.tiers.node_record import decode_node, encode_node
+from generator.tiers.arena_file import decode_node, encode_node
 from protocol.kv import KvNode
 
 PAGE_HEADER_ROOM = 4064

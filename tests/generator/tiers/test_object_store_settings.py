@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from generator.settings import KvSettings, ObjectStoreSettings
-from generator.tiers.open_store import open_store
+from generator.tiers.object_requests import open_store
 from protocol.errors import ConfigError
 
 

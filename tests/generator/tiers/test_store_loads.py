@@ -20,6 +20,7 @@ from generator.tiers.disk import DiskTier
 from generator.tiers.null import NullTier
 from generator.tiers.object_store import ObjectStoreTier
 from protocol.kv import LostCopy
+from protocol.plans import Donor, PlannedNode
 from protocol.tiers import Tier
 
 NODE = make_node(0)
@@ -91,7 +92,7 @@ def worker(arena, store):
 
 
 def stored(node, blocks) -> Piece:
-    return Piece(node.key, Tier.DISK, 0, tuple(blocks))
+    return Piece(PlannedNode(node.key, 1, Tier.DISK, None), 0, tuple(blocks))
 
 
 def test_one_load_reads_host_memory_and_the_store_and_copies(worker, arena, store):
@@ -99,9 +100,9 @@ def test_one_load_reads_host_memory_and_the_store_and_copies(worker, arena, stor
     write(arena, nodes[0])
     for node in nodes[1:]:
         write(store, node)
-    pieces = [Piece(nodes[0].key, Tier.HOST, 0, (0, 1, 2), hand_out(nodes[0]))]
+    pieces = [Piece(PlannedNode(nodes[0].key, 1, Tier.HOST, None, hand_out(nodes[0])), 0, (0, 1, 2))]
     pieces += [stored(node, range(3 * number, 3 * number + 3)) for number, node in enumerate(nodes[1:], start=1)]
-    donor = DonorPages(nodes[1].key, ("tenant", "doc1"), Tier.DISK, 20, 20, 60)
+    donor = DonorPages(Donor(nodes[1].key, Tier.DISK, 20), ("tenant", "doc1"), 20, 60)
     result, failed = worker.load(Load("request", tuple(pieces), (BlockCopy(0, 20),), (donor,)))
     assert (result.lost, result.unread, result.failed, failed) == ((), (), False, set())
     for number, node in enumerate(nodes):
@@ -132,7 +133,7 @@ def test_a_silent_store_does_not_hold_up_host_memory(worker, arena, store, s3):
         # More of them than there are threads for host memory.
         for number in range(4):
             worker.start(Load(f"slow-{number}", (stored(NODE, (0, 1, 2)),)))
-        here = Piece(make_node(1).key, Tier.HOST, 0, (3, 4, 5), hand_out(make_node(1)))
+        here = Piece(PlannedNode(make_node(1).key, 1, Tier.HOST, None, hand_out(make_node(1))), 0, (3, 4, 5))
         result, _ = worker.load(Load("fast", (here,)))
         assert not result.failed
         assert not any(worker.ended[f"slow-{number}"].is_set() for number in range(4))
@@ -145,7 +146,7 @@ def test_a_silent_store_does_not_hold_up_host_memory(worker, arena, store, s3):
 def test_a_store_that_fails_costs_the_request_its_blocks_alone(worker, arena, store, s3):
     write(arena, make_node(1))
     write(store, NODE)
-    here = Piece(make_node(1).key, Tier.HOST, 0, (3, 4, 5), hand_out(make_node(1)))
+    here = Piece(PlannedNode(make_node(1).key, 1, Tier.HOST, None, hand_out(make_node(1))), 0, (3, 4, 5))
     with s3.answering(failing("500 Internal Server Error")):
         result, failed = worker.load(Load("request", (here, stored(NODE, (0, 1, 2)))))
     assert result.failed

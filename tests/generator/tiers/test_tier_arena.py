@@ -4,6 +4,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 import pytest
+from tier_checks import check_tier
 from tier_contract import (
     PAGE_BYTES,
     PAGE_TOKENS,
@@ -18,8 +19,8 @@ from tier_contract import (
 from tiers_under_test import open_arena, writing_process
 
 from generator.tiers.arena import HostArena, State
+from generator.tiers.arena_file import decode_node
 from generator.tiers.base import KvBroken, KvMissing, PagesTaken, StoredNode, TierFull
-from generator.tiers.node_record import decode_node
 from protocol.kv import Pages, pages_spanned
 
 NODE = make_node(0)
@@ -113,9 +114,9 @@ def test_a_node_that_lost_a_page_is_missing(opened):
     assert not arena.has(NODE.key, hand_out(NODE, 1))
     assert held(arena) == {make_node(1).key}
     # Its other pages are free.
-    arena.check_integrity()
+    check_tier(arena)
     again = opened()
-    again.check_integrity()
+    check_tier(again)
     assert held(again) == {make_node(1).key}
 
 
@@ -176,7 +177,7 @@ def test_a_node_with_an_unreadable_header_is_missing(opened, tmp_path):
         file.write(b"\xff")
     assert not arena.has(NODE.key, hand_out(NODE))
     assert arena.nodes() == []
-    opened().check_integrity()
+    check_tier(opened())
 
 
 def test_a_page_in_use_outlives_the_arena(opened):
@@ -213,7 +214,7 @@ def test_attaching_frees_the_pages_of_a_killed_writer(opened, tmp_path):
     with writing_process("arena", tmp_path, stamp=4) as other:
         other.kill()
     arena = opened()
-    arena.check_integrity()
+    check_tier(arena)
     assert arena.nodes() == []
 
 
@@ -247,7 +248,7 @@ def test_a_third_instance_frees_the_pages_of_a_killed_one_and_no_others(opened, 
         alive.publish()
         assert held(third) == {make_node(1).key}
     assert (read(third, make_node(1), hand_out(make_node(1), 5)) == content_of(make_node(1))).all()
-    third.check_integrity()
+    check_tier(third)
 
 
 def test_a_third_instance_leaves_a_page_alone_that_a_live_writer_took_from_a_killed_one(arena, opened, tmp_path):
@@ -336,7 +337,7 @@ def test_two_instances_race_for_the_same_pages(arena, opened):
     for tier in (arena, other):
         for stored in tier.nodes():
             assert (read(tier, stored.node, stored.pages) == stored.pages.stamp % 251).all()
-    opened().check_integrity()
+    check_tier(opened())
 
 
 def states(folder, pages: Pages) -> list[int]:

@@ -16,6 +16,7 @@ from kernel_limits import largest_file
 from page_target import MemoryBlocks
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
+from tier_checks import check_tier, used_bytes
 from tier_contract import (
     FINGERPRINT,
     PAGE_BYTES,
@@ -29,7 +30,7 @@ from tier_contract import (
 from tiers_under_test import ROOT, open_disk, writing_process
 
 from generator.tiers.base import KvBroken, KvMissing, TierFull
-from generator.tiers.file_cache import is_cached
+from generator.tiers.node_file import is_cached
 
 NODE = make_node(0)
 FILE_BYTES = 4096 + 3 * PAGE_BYTES
@@ -44,7 +45,7 @@ class TestDiskTier(KeepingTierContract):
 def disk(tmp_path):
     disk = open_disk(tmp_path)
     yield disk
-    disk.check_integrity()
+    check_tier(disk)
     disk.close()
 
 
@@ -97,7 +98,7 @@ def test_pages_begin_aligned(disk, tmp_path):
     write(disk, NODE)
     data = file_of(tmp_path).read_bytes()
     assert (8 + int.from_bytes(data[:8], "little")) % 4096 == 0
-    assert len(data) == FILE_BYTES == disk.used_bytes
+    assert len(data) == FILE_BYTES == used_bytes(disk)
     assert disk.highest_stamp == 0
 
 
@@ -173,7 +174,7 @@ def test_a_deleted_file_is_missing(disk, tmp_path):
     assert not disk.has(NODE.key, None)
     with pytest.raises(KvMissing):
         read(disk, NODE)
-    assert disk.used_bytes == 0
+    assert used_bytes(disk) == 0
     assert disk.broken == {}
     write(disk, NODE)
     assert (read(disk, NODE) == content_of(NODE)).all()
@@ -247,7 +248,7 @@ def test_broken_files_are_counted_and_deleted_at_the_start(tmp_path):
     assert held(again) == {make_node(4).key}
     assert again.broken.total() == 4
     assert files_under(tmp_path) == {file_of(tmp_path, make_node(4)).relative_to(tmp_path).as_posix()}
-    again.check_integrity()
+    check_tier(again)
 
 
 def test_files_never_exceed_max_bytes(tmp_path):
@@ -259,8 +260,8 @@ def test_files_never_exceed_max_bytes(tmp_path):
     assert held(disk) == {NODE.key, make_node(1).key}
     disk.drop(NODE.key, None)
     write(disk, make_node(2))
-    disk.check_integrity()
-    assert open_disk(tmp_path, max_bytes=2 * FILE_BYTES).used_bytes == 2 * FILE_BYTES
+    check_tier(disk)
+    assert used_bytes(open_disk(tmp_path, max_bytes=2 * FILE_BYTES)) == 2 * FILE_BYTES
 
 
 def test_files_being_written_count_towards_max_bytes(tmp_path):
@@ -268,7 +269,7 @@ def test_files_being_written_count_towards_max_bytes(tmp_path):
     with pytest.raises(ValueError, match="0 of 3"), disk.writing(NODE, None), pytest.raises(TierFull):
         write(disk, make_node(1))
     write(disk, make_node(1))
-    disk.check_integrity()
+    check_tier(disk)
 
 
 @pytest.mark.parametrize("size", [0, 4096 + 10, FILE_BYTES - 1])
@@ -302,8 +303,8 @@ def test_a_node_whose_folder_cannot_be_synced_is_not_published(disk, tmp_path, c
         write(disk, NODE)
     assert files_under(tmp_path) == set()
     assert not disk.has(NODE.key, None)
-    assert disk.used_bytes == 0
-    disk.check_integrity()
+    assert used_bytes(disk) == 0
+    check_tier(disk)
 
 
 def test_a_writer_that_fails_after_replacing_anothers_file_leaves_no_entry_of_it(disk, tmp_path):
@@ -319,8 +320,8 @@ def test_a_writer_that_fails_after_replacing_anothers_file_leaves_no_entry_of_it
     with failing_for_folders("fsync", errno.EIO), pytest.raises(TierFull):
         write_while_another_does()
     assert files_under(tmp_path) == set()
-    assert disk.used_bytes == 0
-    disk.check_integrity()
+    assert used_bytes(disk) == 0
+    check_tier(disk)
 
 
 def test_a_node_that_can_neither_be_synced_nor_deleted_is_published(disk, tmp_path, monkeypatch):
@@ -336,7 +337,7 @@ def test_a_node_that_can_neither_be_synced_nor_deleted_is_published(disk, tmp_pa
     with failing_for_folders("fsync", errno.EIO):
         write(disk, NODE)
     assert held(disk) == {NODE.key}
-    assert disk.used_bytes == FILE_BYTES
+    assert used_bytes(disk) == FILE_BYTES
     assert (read(disk, NODE) == content_of(NODE)).all()
 
 
@@ -360,7 +361,7 @@ def test_the_header_grows_with_the_nodes_path(disk, tmp_path):
     path = tuple(f"{number:064x}" for number in range(2000))
     deep = msgspec.structs.replace(NODE, path=path, namespace="n" * 1024)
     write(disk, deep)
-    assert file_of(tmp_path).stat().st_size == disk.used_bytes > 2000 * 64
+    assert file_of(tmp_path).stat().st_size == used_bytes(disk) > 2000 * 64
     assert [stored.node for stored in open_disk(tmp_path).nodes()] == [deep]
     assert (read(disk, deep) == content_of(NODE)).all()
 
@@ -369,6 +370,7 @@ IN_A_SMALL_DISK = """
 import os, subprocess, sys
 from pathlib import Path
 import pytest
+from tier_checks import check_tier
 from tier_contract import *
 from tiers_under_test import open_disk
 from generator.tiers.base import TierFull
@@ -386,7 +388,7 @@ with pytest.raises(TierFull, match="No space left"):
 assert not list(folder.rglob("*.tmp"))
 disk.drop(make_node(0).key, None)
 write(disk, make_node(number))
-disk.check_integrity()
+check_tier(disk)
 
 mount("-o", "remount,ro")
 for again in (disk, open_disk(folder)):
@@ -395,7 +397,7 @@ for again in (disk, open_disk(folder)):
         write(again, make_node(0))
     again.drop(make_node(1).key, None)
     assert make_node(1).key in held(again)
-    again.check_integrity()
+    check_tier(again)
 print("passed")
 """
 
@@ -429,7 +431,7 @@ def test_a_path_that_cannot_hold_a_folder_gets_one_warning_and_no_files(tmp_path
             write(disk, NODE)
         disk.drop(NODE.key, None)
         assert disk.nodes() == []
-    disk.check_integrity()
+    check_tier(disk)
     assert [entry["event"] for entry in logs] == ["the disk tier is read-only"]
 
 
@@ -456,7 +458,7 @@ def test_files_that_another_process_deleted_take_no_room(tmp_path):
         write(one, make_node(2))
     other.drop(make_node(0).key, None)
     write(one, make_node(2))
-    assert one.used_bytes == 2 * FILE_BYTES
+    assert used_bytes(one) == 2 * FILE_BYTES
 
 
 def others(_disk, folder: Path) -> set[str]:
@@ -480,7 +482,7 @@ def test_processes_find_what_others_publish(disk, tmp_path):
         assert disk.has(NODE.key, None)
         assert (read(disk, NODE) == content_of(NODE)).all()
         assert held(disk) == {NODE.key}
-        assert disk.used_bytes == FILE_BYTES
+        assert used_bytes(disk) == FILE_BYTES
 
 
 def test_starting_leaves_files_alone_that_others_are_writing(tmp_path):
@@ -506,7 +508,7 @@ def test_a_copy_that_another_process_dropped_is_gone(disk, tmp_path):
     write(disk, NODE)
     other.drop(NODE.key, None)
     assert disk.nodes() == []
-    assert disk.used_bytes == 0
+    assert used_bytes(disk) == 0
 
 
 @pytest.mark.parametrize("file_cache", [True, False])

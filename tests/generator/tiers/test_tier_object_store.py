@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
 from page_target import MemoryBlocks
 from safetensors.numpy import load
+from tier_checks import check_tier, used_bytes
 from tier_contract import (
     FINGERPRINT,
     PAGE_BYTES,
@@ -99,7 +100,7 @@ def bucket(request, tmp_path):
 def tier(bucket):
     tier = bucket.tier()
     yield tier
-    tier.check_integrity()
+    check_tier(tier)
 
 
 def assert_broken(tier, bucket: Bucket, damage: str) -> None:
@@ -122,7 +123,7 @@ def test_an_object_is_the_file_of_the_disk_tier(tier, bucket, tmp_path):
     assert bucket.paths() == {path_of()}
     assert bucket.content() == (tmp_path / path_of()).read_bytes()
     assert (load(bucket.content())["kv"] == content_of(NODE)).all()
-    assert tier.used_bytes == OBJECT_BYTES
+    assert used_bytes(tier) == OBJECT_BYTES
     assert tier.highest_stamp == 0
 
 
@@ -256,10 +257,10 @@ def test_an_object_deleted_while_it_is_read_is_broken(tier, bucket):
 def test_a_deleted_object_is_missing_and_leaves_the_index(tier, bucket):
     write(tier, NODE)
     bucket.store.delete(path_of())
-    assert tier.used_bytes > 0
+    assert used_bytes(tier) > 0
     with pytest.raises(KvMissing):
         read(tier, NODE)
-    assert tier.used_bytes == 0
+    assert used_bytes(tier) == 0
     assert not tier.has(NODE.key, None)
     write(tier, NODE)
     assert (read(tier, NODE) == content_of(NODE)).all()
@@ -268,9 +269,9 @@ def test_a_deleted_object_is_missing_and_leaves_the_index(tier, bucket):
 def test_machines_find_what_others_publish(tier, bucket):
     other = bucket.tier()
     write(other, NODE)
-    assert tier.used_bytes == 0
+    assert used_bytes(tier) == 0
     assert tier.has(NODE.key, None)
-    assert tier.used_bytes > 0
+    assert used_bytes(tier) > 0
     assert (read(tier, NODE) == content_of(NODE)).all()
     assert tier.has(NODE.key, None)
     write(other, make_node(1))
@@ -298,7 +299,7 @@ def test_broken_objects_are_counted_and_deleted_when_nodes_are_listed(bucket):
     assert held(again) == {make_node(3).key}
     assert again.broken == {"size": 2, "header": 1}
     assert bucket.paths() == {path_of(make_node(3))}
-    again.check_integrity()
+    check_tier(again)
 
 
 def test_foreign_objects_are_left_alone(bucket):
@@ -321,8 +322,8 @@ def test_objects_never_exceed_max_bytes(bucket):
         write(tier, make_node(2, 0, 1))
     bucket.tier().drop(NODE.key, None)
     write(tier, make_node(2))
-    assert tier.used_bytes == 2 * OBJECT_BYTES
-    tier.check_integrity()
+    assert used_bytes(tier) == 2 * OBJECT_BYTES
+    check_tier(tier)
 
 
 def test_objects_being_written_count_towards_max_bytes(bucket):
@@ -330,7 +331,7 @@ def test_objects_being_written_count_towards_max_bytes(bucket):
     with pytest.raises(ValueError, match="0 of 3"), tier.writing(NODE, None), pytest.raises(TierFull):
         write(tier, make_node(1))
     write(tier, make_node(1))
-    tier.check_integrity()
+    check_tier(tier)
 
 
 def test_what_changes_during_a_listing_stays_in_the_index(bucket):
@@ -349,7 +350,7 @@ def test_what_changes_during_a_listing_stays_in_the_index(bucket):
     tier._requests.list = list_then_change
     tier._list()
     tier._requests.list = listing
-    tier.check_integrity()
+    check_tier(tier)
     assert held(tier) == {make_node(1).key, make_node(2).key}
 
 

@@ -11,6 +11,7 @@ from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from page_target import MemoryBlocks
+from tier_checks import check_tier, used_bytes
 
 from generator.tiers.base import KvBroken, KvMissing, KvTier, TierError
 from protocol.kv import HeldNode, KvNode, Pages, pages_spanned
@@ -89,7 +90,7 @@ class TierContract:
     def tier(self, tmp_path):
         tier = self.open_tier(tmp_path)
         yield tier
-        tier.check_integrity()
+        check_tier(tier)
         tier.close()
 
     def test_a_node_that_was_never_written_is_missing(self, tier):
@@ -99,7 +100,7 @@ class TierContract:
         with pytest.raises(KvMissing), tier.reading(node.key, hand_out(node)):
             pass
         assert tier.nodes() == []
-        assert tier.used_bytes == 0
+        assert used_bytes(tier) == 0
 
     def test_dropping_a_missing_copy_does_nothing(self, tier):
         tier.drop(make_node(0).key, hand_out(make_node(0)))
@@ -168,7 +169,7 @@ class KeepingTierContract(TierContract):
         for node in nodes:
             write(tier, node)
         assert {stored.node for stored in tier.nodes()} == set(nodes)
-        assert tier.used_bytes >= 9 * PAGE_BYTES
+        assert used_bytes(tier) >= 9 * PAGE_BYTES
         stored = next(stored for stored in tier.nodes() if stored.node == nodes[1])
         assert stored.held == HeldNode("tenant", ("system", "doc1"), 40, stored.pages)
         assert (read(tier, nodes[1], stored.pages) == content_of(nodes[1])).all()
@@ -190,7 +191,7 @@ class KeepingTierContract(TierContract):
             with pytest.raises(type(error)):
                 write_some(tier, node, [0, 1], error)
             assert not tier.has(node.key, hand_out(node))
-            assert tier.used_bytes == 0
+            assert used_bytes(tier) == 0
         write(tier, node)
         assert (read(tier, node) == content_of(node)).all()
 
@@ -224,12 +225,12 @@ class KeepingTierContract(TierContract):
         gone, stays = make_node(0), make_node(1)
         write(tier, gone)
         write(tier, stays)
-        before = tier.used_bytes
+        before = used_bytes(tier)
         for _ in range(2):
             tier.drop(gone.key, hand_out(gone))
             assert not tier.has(gone.key, hand_out(gone))
             assert held(tier) == {stays.key}
-            assert tier.used_bytes == before / 2
+            assert used_bytes(tier) == before / 2
         assert (read(tier, stays) == content_of(stays)).all()
 
     def test_a_reader_of_a_dropped_copy_gets_what_was_written_or_an_error(self, tier):
@@ -250,7 +251,7 @@ class KeepingTierContract(TierContract):
         again = self.open_tier(tmp_path)
         assert [stored.node for stored in again.nodes()] == [done]
         assert (read(again, done) == content_of(done)).all()
-        again.check_integrity()
+        check_tier(again)
         again.close()
 
     def test_threads_read_while_one_writes(self, tier):
@@ -304,7 +305,7 @@ class KeepingTierContract(TierContract):
 
 
 def _compare(tier: KvTier, model: dict[int, tuple[Pages, int]]) -> None:
-    tier.check_integrity()
+    check_tier(tier)
     assert held(tier) == {make_node(number).key for number in model}
     for number in range(4):
         node = make_node(number)

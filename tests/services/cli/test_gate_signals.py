@@ -5,7 +5,7 @@ import signal
 
 from typer.testing import CliRunner
 
-from examine.gate.fact_examination import FactExamination
+from examine.gate.examination import FactExamination
 from services.cli.app import app
 
 CLOSED: list[str] = []

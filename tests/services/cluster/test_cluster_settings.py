@@ -6,11 +6,10 @@ import socket
 import pytest
 
 from generator.device import Device
-from generator.peers.peer_key import PeerKey
+from generator.peers.handshake import PeerKey
 from protocol.errors import ConfigError
 from services.cluster import first_machine
-from services.cluster.first_machine import ENGINE, placed, ray_options, room
-from services.cluster.identity import difference, identity_labels
+from services.cluster.first_machine import ENGINE, difference, identity_labels, placed, ray_options, room
 from services.cluster.machine import VARIABLE, Machine, on_this_machine
 from services.config import Config, load_config
 from services.serve.applications import CONTROLLER, GATEWAY, GENERATOR, KV_GENERATOR, RETRIEVER, deployment_options

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from protocol.errors import ConfigError, Conflict
 from services.cli.app import app
-from services.cluster.head import JoinFailed
+from services.cluster.first_machine import JoinFailed
 from services.stack.run_state import RunState
 
 

@@ -13,10 +13,9 @@ from protocol.errors import DeployFailed, EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
-from services.serve import known_replicas
-from services.serve.handles import GeneratorHandle
+from services.serve.caller import replicas_of, set_replicas
+from services.serve.handles import GeneratorHandle, ServedInstances
 from services.serve.instance_router import InstanceRouter
-from services.serve.served_instances import ServedInstances
 
 APP = "generator"
 DEPLOYMENT = DeploymentID(name=APP, app_name=APP)
@@ -43,11 +42,11 @@ def call(named: str = "", request: str = "request") -> PendingRequest:
 
 @pytest.fixture
 async def router():
-    known_replicas.set_replicas(APP, ())
+    set_replicas(APP, ())
     router = InstanceRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=False)
     router.update_replicas([Replica(name) for name in ("a", "b", "c")])
     yield router
-    known_replicas.set_replicas(APP, ())
+    set_replicas(APP, ())
 
 
 def names(replicas) -> list[str]:
@@ -67,10 +66,10 @@ async def test_router_falls_back_to_another_replica_if_the_named_one_is_gone(rou
 
 
 async def test_router_records_the_replicas_of_its_application(router):
-    assert known_replicas.replicas_of(APP) == {"a", "b", "c"}
+    assert replicas_of(APP) == {"a", "b", "c"}
     router.update_replicas([Replica("b")])
-    assert known_replicas.replicas_of(APP) == {"b"}
-    assert known_replicas.replicas_of("another") == frozenset()
+    assert replicas_of(APP) == {"b"}
+    assert replicas_of("another") == frozenset()
 
 
 async def test_concurrent_calls_reach_their_instances(router):
@@ -153,9 +152,9 @@ def plan(query_id: str, instance: str, namespace: str = "n") -> PrefillPlan:
 
 @pytest.fixture
 def part():
-    known_replicas.set_replicas(APP, ("a", "b"))
+    set_replicas(APP, ("a", "b"))
     yield Part()
-    known_replicas.set_replicas(APP, ())
+    set_replicas(APP, ())
 
 
 async def test_handle_streams_and_ends_a_plan_on_its_instance(part):
@@ -201,7 +200,7 @@ async def test_handle_forgets_instances_that_are_gone(part):
     first = generator.at("a")
     assert generator.at("a") is first
     for number in range(100):
-        known_replicas.set_replicas(APP, (f"new {number}",))
+        set_replicas(APP, (f"new {number}",))
         generator.at(f"new {number}")
     assert len(generator._at) <= 2
     assert generator.names() == {"new 99"}
@@ -213,11 +212,11 @@ async def test_handle_forgets_instances_that_are_gone(part):
 @pytest.fixture
 def generators():
     """Handles of two generators and a KV generator."""
-    known_replicas.set_replicas(APP, ("a", "b"))
-    known_replicas.set_replicas("kv_generator", ("k",))
+    set_replicas(APP, ("a", "b"))
+    set_replicas("kv_generator", ("k",))
     yield [GeneratorHandle(Part(app=app)) for app in (APP, "kv_generator")]
     for app in (APP, "kv_generator"):
-        known_replicas.set_replicas(app, ())
+        set_replicas(app, ())
 
 
 async def test_the_controller_reaches_generators_and_kv_generators(generators):

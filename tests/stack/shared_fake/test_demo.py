@@ -31,6 +31,7 @@ def demo(data_dir):
     )
 
 
+@pytest.mark.prove("scripts/demo", "services/", "retriever/demo_corpus/")
 def test_the_demo_starts_ingests_answers_and_stops(tmp_path):
     ran = demo(tmp_path)
     assert ran.returncode == 0, ran.stderr

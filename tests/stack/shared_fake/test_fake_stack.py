@@ -163,6 +163,7 @@ def test_ingest_reports_a_broken_line_by_its_number_in_the_file(fake_stack, tmp_
     assert f"{BATCH_DOCUMENTS + 1} documents ingested" in ran.stderr
 
 
+@pytest.mark.prove("services/", "retriever/store/", "retriever/ingestion/")
 def test_stack_killed_and_restarted_loses_nothing(start_stack):
     """The second start is behind Ray Serve's own ingress, where the API must be the same."""
     # So many documents that the job is not done when the stack is killed.

@@ -32,6 +32,7 @@ def test_a_stack_answers_the_load_test(fake_stack, tmp_path):
     assert {document["document_id"] for document in listed} == {str(number) for number in range(12)}
 
 
+@pytest.mark.prove("lab/ragtree_lab/soak/", "loadtest/", "gateway/", "services/")
 def test_a_stack_is_soaked(fake_stack, tmp_path):
     """Soak a stack for half a minute, with documents that come and go and clients that disconnect.
 

@@ -170,26 +170,6 @@ def test_deleted_document_leaves_nothing_in_the_cache(vllm_stack):
         assert len(client.get("/v1/admin/cache/tree?depth=9").raise_for_status().text) > len(tree)
 
 
-def test_restart_keeps_all_prefilled_documents(vllm_stack):
-    """An orderly stop, such as Ctrl-C, also saves the KV in the engine's blocks to disk."""
-    before = asked_of_archive(vllm_stack, "What is the oldest map?")
-    assert cached(asked_of_archive(vllm_stack, "What is the oldest letter?")) > 300
-    vllm_stack.interrupt()
-    vllm_stack.start(RAGTREE_GATEWAY__PREFILL_INGESTED="true")
-    events = vllm_stack.events(**{**QUESTION, "query": "What is the oldest diary?", "collection": "archive"})
-    (resolved,) = [event for event in events if event["type"] == "cache.resolved"]
-    assert resolved["tiers"] == {"disk": resolved["cached_tokens"]}
-    assert resolved["cached_tokens"] > before["prompt_tokens"] - 60
-
-
-def test_ingested_documents_are_prefilled_before_anybody_asks(vllm_stack):
-    """The stack was started again with this setting, by the test above."""
-    vllm_stack.ingest("ledger", {"ledger": ARCHIVE.replace("archive", "ledger")})
-    until(lambda: vllm_stack.metric('ragtree_ingest_prefills_total{outcome="computed"}') == 1)
-    usage = vllm_stack.query(**{**QUESTION, "query": "What is in the ledger?", "collection": "ledger"}).json()["usage"]
-    assert cached(usage) > usage["prompt_tokens"] - 60
-
-
 def test_documents_that_do_not_fit_are_dropped_from_the_end(vllm_stack):
     word = "Ruritania has many castles and lakes and valleys and forests. "
     vllm_stack.ingest("long", {f"part{n}": f"Part {n}. " + word * 38 for n in range(6)})
@@ -270,17 +250,6 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
     # First what says whether it went on decoding: CPU time may also be that of other work.
     assert generated() - left < rest / 3
     assert used_s() - left_s < rest_s / 3
-
-
-def test_a_dead_engine_is_a_503_and_is_replaced(vllm_stack):
-    (engine,) = vllm_stack.engines()
-    engine.kill()
-    psutil.wait_procs([engine], timeout=10)
-    refused = until(lambda: (reply := vllm_stack.query(**QUESTION)).status_code != 200 and reply)
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] in ("engine_not_ready", "engine_died")
-    until(vllm_stack.is_ready)
-    assert "Marxville" in vllm_stack.query(**QUESTION).json()["output_text"]
 
 
 def test_only_ingestion_gives_way(vllm_stack):

@@ -15,7 +15,11 @@ import pytest
 
 free_port = pytest.importorskip("ragtree_lab.stack_process", reason="the laboratory is not installed").free_port
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.prove("gateway/", "retriever/", "generator/", "subprocesses/", "lab/ragtree_lab/fuzz/"),
+]
 
 ROOT = Path(__file__).parents[3]
 GATEWAY = """

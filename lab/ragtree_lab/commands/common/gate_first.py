@@ -10,7 +10,7 @@ from services.config import Config
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from examine.composing.rows import Way
     from examine.composing.tasks import Task
     from protocol.gate import GateReport
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def gate_of(config: Config, data: Path, corpus: str, seed: int, show: StepBars) -> "GateReport":
     """What the gate says of composing. If it has not been run before, it is run over the texts of ``corpus``."""
-    from cachectl.runtime.composing.gate import GateFolder
+    from cachectl.runtime.composing import GateFolder
     from examine.composing.rows import Way
     from examine.gate import MOST_QUESTIONS
     from examine.gate.examination import probe_set
@@ -39,7 +39,7 @@ async def _kept_or_examined(
     from examine.composing.benchmark import ComposeBenchmark
     from examine.gate.examination import examine
 
-    engine = ComposeBenchmark.over(config.generator, config.cache_dir, (way,), show)
+    engine = ComposeBenchmark(config.generator, config.cache_dir, (way,), show)
     await engine.run({})
     for report in gates.read(engine.fingerprint).reports:
         if (report.method, report.share) == way:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from generator.engines.factory import GeneratorFactory
 from generator.models import ModelStore
 from protocol.errors import ConfigError

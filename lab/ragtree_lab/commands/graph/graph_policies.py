@@ -22,7 +22,7 @@ from services.config import load_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from examine.gate.facts import Facts
+    from ragtree_lab.graph.facts import Facts
     from ragtree_lab.graph.facts_reader import FactsReader
     from ragtree_lab.graph.policies.rows import GraphPoliciesResult, StreamRow
     from ragtree_lab.graph.sets import GraphSet

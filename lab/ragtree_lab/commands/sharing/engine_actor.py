@@ -8,13 +8,14 @@ from typing import Any
 
 import ray
 
-from examine.measuring.engines import EngineMaker, Generation, generate
+from examine.measuring.engines import Generation, generate
 from protocol.errors import EngineDied
 from protocol.generation import GenerationStep, Sampling
 from protocol.plans import PrefillPlan
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.machines import TimedEngine
+from services.serve.caller import translated
 from services.serve.forwarding import forwarding, serves
-from services.serve.remote_errors import translated
 
 
 @serves(TimedEngine, "_engine")
@@ -24,7 +25,7 @@ class EngineActor:
     Where it stands in a stack, ``GeneratorDeployment`` does.
     """
 
-    def __init__(self, maker: EngineMaker, folder: Path, instance: str, options: dict[str, Any]) -> None:
+    def __init__(self, maker: ComparedEngines, folder: Path, instance: str, options: dict[str, Any]) -> None:
         self._making = maker.caching(folder, instance=instance, **options)
         self._running = AsyncExitStack()
 

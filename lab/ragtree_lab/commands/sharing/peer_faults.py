@@ -40,8 +40,8 @@ def peer_faults(
     as_json: JsonOption = False,
 ) -> None:
     """Have a machine that others read from fail, and compare their answers and times with computing."""
-    from examine.measuring.engines import EngineMaker
     from generator.models import ModelStore
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.sharing.fault_benchmark import PeerFaultsBenchmark, Queries
     from ragtree_lab.sharing.peer_faults import Fault
 
@@ -52,7 +52,7 @@ def peer_faults(
     config = load_config()
     settings = config.generator.model_copy(update={"dtype": dtype})
     benchmark = PeerFaultsBenchmark(
-        EngineMaker(settings, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens),
+        ComparedEngines(settings, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens),
         config.controller,
         config.cache_dir / "profiles",
         dtype,

@@ -13,15 +13,14 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from examine.measuring.engines import EngineMaker
+from examine.signals import undisturbed_by_signals
 from protocol.errors import Unavailable
 from ragtree_lab.commands.sharing.engine_actor import ActorCaller, EngineActor, engine_handle
+from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.sharing.machines import TimedEngine
-from services.cli.signals import undisturbed_by_signals
 from services.cluster.first_machine import OBJECT_STORE_BYTES
-from services.cluster.joining_node import start_node
-from services.stack.process_family import await_end, end_family
-from services.stack.run_state import end_of
+from services.cluster.member import start_node
+from services.stack.run_state import await_end, end_family, end_of
 
 _STARTS = 3
 """How often the second node is started at most. Ray gives a node 30 s, which a busy machine may exceed."""
@@ -71,7 +70,7 @@ class RayMachines:
     async def engine(
         self,
         number: int,
-        maker: EngineMaker,
+        maker: ComparedEngines,
         instance: str,
         at_work: int = 1,
         **kv: Any,  # noqa: ANN401

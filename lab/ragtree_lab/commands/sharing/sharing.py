@@ -71,9 +71,9 @@ def sharing(
     as_json: JsonOption = False,
 ) -> None:
     """Compare KV read on another machine with computing it, and machines that share with machines that do not."""
-    from examine.measuring.engines import EngineMaker
     from generator.models import ModelStore
     from ragtree_lab.commands.sharing.ray_machines import RayMachines
+    from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.sharing.benchmark import SharingBenchmark
     from ragtree_lab.sharing.first_tokens import FirstTokenRounds
     from ragtree_lab.sharing.load import Load
@@ -93,7 +93,7 @@ def sharing(
         for wait in waits or [config.controller.prepare_after_s]
         for each_s in rates or [None]
     ]
-    maker = EngineMaker(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
+    maker = ComparedEngines(config.generator, ModelStore(config.cache_dir), at_once=2, kv_tokens=kv_tokens)
     load = Load(documents, document_tokens, clients, queries, turns, answer_tokens, hot_share)
     throughput = ThroughputTurns(config.controller, config.cache_dir / "profiles", load, chosen, points)
     with StepBars() as show, RayMachines.running() as machines:

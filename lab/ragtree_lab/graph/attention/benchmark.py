@@ -21,13 +21,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from cachectl.branches.kept_branches import KeptBranches
+from cachectl.branches import KeptBranches
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.settings import ControllerSettings
-from examine.gate.facts import Facts, FactsPrompt
-from examine.measuring.engines import EngineMaker, generate
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
+from examine.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.prompts.layout import SegmentLayout
@@ -41,6 +40,8 @@ from ragtree_lab.graph.attention.quality import compare_answers
 from ragtree_lab.graph.attention.results import AttentionResult, AttentionRow, Slo
 from ragtree_lab.graph.attention.slo_throughput import COMPARED, SloThroughput, sustained_rates
 from ragtree_lab.graph.attention.ways import FIRST_TOKEN, OURS, PREFIX_CACHE, WAYS, Ask, AttentionEngines, ways_of
+from ragtree_lab.graph.facts import Facts, FactsPrompt
+from ragtree_lab.measuring.engines import ComparedEngines
 
 _WARM_VLLM = 24
 """Prompts that warm plain vLLM up. Its KV cache of 1 GiB holds fewer."""
@@ -72,7 +73,7 @@ class AttentionBenchmark:
 
     def __init__(
         self,
-        engines: EngineMaker,
+        engines: ComparedEngines,
         layout: SegmentLayout,
         slo: SloThroughput | None,
         answers: int,
@@ -91,7 +92,7 @@ class AttentionBenchmark:
         """The benchmark of a generator with these settings, whose model is in ``cache_dir`` or is put there."""
         models = ModelStore(cache_dir)
         layout = SegmentLayout.configured(ModelTokenizer(models.resolve(generator.model)), generator)
-        return cls(EngineMaker(generator, models, at_once=2), layout, slo, answers, progress)
+        return cls(ComparedEngines(generator, models, at_once=2), layout, slo, answers, progress)
 
     async def run(self, sets: Mapping[str, Sequence[Facts]], context_tokens: Sequence[int]) -> AttentionResult:
         """Measure the facts of each set, cut to each of ``context_tokens``.

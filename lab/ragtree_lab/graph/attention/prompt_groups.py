@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
-from examine.gate.facts import Facts, FactsPrompt
 from generator.prompts.layout import SegmentLayout
 from protocol.errors import ConfigError
 from protocol.graph import ContextBudget
 from protocol.prompts import ChatMessage, Prompt
+from ragtree_lab.graph.facts import Facts, FactsPrompt
 
 MOST_TIMED = 32
 """Prompts of one group whose times are measured, and as many again at once."""

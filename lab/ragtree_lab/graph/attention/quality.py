@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from examine.measuring.agreement import agreement
-from examine.measuring.answer_scores import f1
+from examine.composing.rows import agreement
+from examine.evaluation.scores import f1
+from examine.measuring import Progress
 from examine.measuring.engines import Generation, generate
-from examine.measuring.progress import Progress
 from examine.measuring.statistics import bootstrap_interval
 from protocol.dependency import TreePositions
 from protocol.generation import Sampling

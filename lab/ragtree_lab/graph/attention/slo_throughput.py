@@ -17,11 +17,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from examine.gate.facts import FactsPrompt
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from ragtree_lab.graph.attention.prompt_groups import PromptGroup
 from ragtree_lab.graph.attention.results import Slo, TriedRate
 from ragtree_lab.graph.attention.ways import OURS, PREFIX_CACHE, Ask
+from ragtree_lab.graph.facts import FactsPrompt
 from ragtree_lab.workloads.prompt_streams import arrival_times
 
 COMPARED = (OURS, "vllm", PREFIX_CACHE)
@@ -87,7 +87,11 @@ class SloThroughput:
         return ladder.idle + each * min(ladder.most_rates, (spare - ladder.idle) // each) if each else 0
 
     async def measure(
-        self, ways: Mapping[str, Ask], idle_ms: Mapping[str, float], group: PromptGroup, prompts: Sequence[FactsPrompt]
+        self,
+        ways: Mapping[str, Ask],
+        idle_ms: Mapping[str, float],
+        group: PromptGroup,
+        prompts: Sequence[FactsPrompt],
     ) -> Slo:
         """Try rates of ``COMPARED`` with ``prompts`` of a group, which no way was asked.
 

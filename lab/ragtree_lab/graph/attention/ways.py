@@ -6,14 +6,14 @@ from uuid import uuid4
 
 import msgspec
 
-from cachectl.branches.kept_branches import KeptBranches
-from cachectl.branches.keyed_branch import keyed
-from examine.gate.facts import FactsPrompt
-from examine.measuring.engines import INSTANCE, Generation, generate
+from cachectl.branches import KeptBranches, keyed
+from examine.measuring.engines import Generation, generate
+from examine.measuring.kv_paths import INSTANCE
 from generator.engines.vllm_engine import VllmEngine
 from protocol.dependency import TreePositions
 from protocol.generation import Sampling
 from protocol.plans import PrefillPlan
+from ragtree_lab.graph.facts import FactsPrompt
 
 FIRST_TOKEN = Sampling(1)
 

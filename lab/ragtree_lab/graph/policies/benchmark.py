@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from cachectl.policies.foresight import Foresight
 from cachectl.policies.lru import LeastRecentlyUsed
-from examine.gate.facts import Facts
-from examine.measuring.progress import Progress
+from examine.measuring import Progress
 from generator.prompts.dependency_trees import Encode
 from protocol.errors import ConfigError
+from ragtree_lab.graph.facts import Facts
 from ragtree_lab.graph.policies.forest import Forest, distinct_tokens
 from ragtree_lab.graph.policies.rows import (
     Cell,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from cachectl.branches.keyed_branch import keyed
-from examine.gate.facts import Facts
+from cachectl.branches import keyed
 from generator.prompts.dependency_trees import Encode, dependency_trees
 from protocol.dependency import DependencyTrees
+from ragtree_lab.graph.facts import Facts
 
 NAMESPACE = "facts"
 """All prompts have one system prompt and one model in front of their facts."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from cachectl.branches.branch_tree import BranchTree
+from cachectl.branches import BranchTree
 from cachectl.scheduling.queue import SLACK, WINDOW, CacheAwareQueue, Work
 from ragtree_lab.graph.policies.forest import Forest
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from generator.composing.rotation import MOST_ERROR, Rotation
+from generator.composing.attention_layers import MOST_ERROR, Rotation
 from protocol.errors import ConfigError
 from ragtree_lab.selectors.auxiliary.reading import PREFIX, model_with_attention
 from ragtree_lab.selectors.auxiliary.token_spans import Span, TokenSpans

@@ -4,8 +4,8 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-from generator.composing.composed_prompt import Content
 from generator.composing.deletions import Deletions, IsDeleted
+from generator.composing.selection.base import Content
 from ragtree_lab.selectors.auxiliary.auxiliary_model import DocumentKv
 from ragtree_lab.selectors.auxiliary.token_spans import Span
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from generator.prompts.plain_tokenizer import plain_tokenizer
+from generator.prompts.tokenizer import plain_tokenizer
 from protocol.errors import ConfigError
 
 

@@ -25,4 +25,5 @@ class FrequencyRecency(ReplacementPolicy):
 
     def priority(self, node: Node, cache: NodeCache) -> float:
         """α · frequency + (1 − α) · turnovers."""
-        return ALPHA * node.frequency + (1 - ALPHA) * cache.turnovers
+        turnovers = cache.inserted_tokens / cache.capacity if cache.capacity else 0.0
+        return ALPHA * node.frequency + (1 - ALPHA) * turnovers

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cachectl.runtime.composing.gate import Gate, GateFolder
+from cachectl.runtime.composing import Gate, GateFolder
 from protocol.gate import DEPENDENCY_AT_DEPTH, SELECTION, TREES, GateReport, current_version
 
 REPORT = GateReport("f1", "a model", "query", 0.2, True, "", (), 0.98, 0.01, 0.5, 1000.0, SELECTION)

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 from controller_under_test import Clock, ask, checked_controllers, report
 
-from cachectl.runtime.composing.gate import Gate
-from cachectl.runtime.composing.tree_rule import TreeRule
+from cachectl.runtime.composing import Gate, TreeRule
 from protocol.dependency import Branch, DependencyTrees, DepPrompt, GraphAttention, branch_keys
 from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport
 from protocol.generation import ComposingInfo

@@ -30,7 +30,7 @@ class Steps:
     def most(self, *requests: tuple[str, int], tokens: int = 1024) -> int:
         """What a prompt may take of a step behind two of so many tokens. A request has a tenant and output tokens."""
         states = [
-            SimpleNamespace(request=SimpleNamespace(num_output_tokens=output), message=SimpleNamespace(namespace=name))
+            SimpleNamespace(request=SimpleNamespace(num_output_tokens=output), plan=SimpleNamespace(namespace=name))
             for name, output in requests
         ]
         for _ in range(2):

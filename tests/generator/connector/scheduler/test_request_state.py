@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from generator.connector.messages import Prefilled, RequestMessage
+from plan_messages import plan_message
+from reads import donor_pages, piece_of
+
+from generator.connector.messages import Prefilled
 from generator.connector.scheduler.request_state import Offer, RequestState
-from generator.connector.step_jobs import BlockCopy, DonorPages, Load, Piece
+from generator.connector.step_jobs import BlockCopy, Load, Piece
 from protocol.kv import LostCopy, Pages, PeerCopy, PeerRead, pages_spanned
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
@@ -30,7 +33,7 @@ def state_of(lengths, sources) -> RequestState:
     path = tuple(f"c{index}" for index in range(len(lengths)))
     total = sum(lengths) + 3
     request = SimpleNamespace(request_id="q", num_tokens=total)
-    state = RequestState(request, RequestMessage("q", True, "n", path, nodes), PAGE)
+    state = RequestState(request, plan_message("q", "n", path, nodes).plan, path, PAGE)
     state.blocks = [100 + block for block in range(-(-total // PAGE))]
     return state
 
@@ -50,7 +53,7 @@ def test_every_loaded_token_comes_from_a_page_that_holds_it(lengths, data):
     load = state.load_of(held)
     comes_from = {}
     for piece in load.pieces:
-        node = next(node for node in state.nodes if node.key == piece.key)
+        node = next(node for node in state.nodes if node.key == piece.source.key)
         for offset, block in enumerate(piece.blocks):
             page = pages_spanned(node.prefix_tokens, node.tokens, PAGE).start + piece.first + offset
             assert block not in comes_from, "a block is filled twice"
@@ -109,9 +112,9 @@ PEER = PeerCopy("elsewhere", ("peer:1",), Tier.HOST, Pages((7, 8), 9))
 
 def with_peer(state: RequestState, index: int) -> RequestState:
     """The state with a node that is read at a peer."""
-    nodes = list(state.message.nodes)
+    nodes = list(state.plan.nodes)
     nodes[index] = msgspec.structs.replace(nodes[index], source=None, peer=PEER)
-    state.message = msgspec.structs.replace(state.message, nodes=tuple(nodes))
+    state.plan = msgspec.structs.replace(state.plan, nodes=tuple(nodes))
     return state
 
 
@@ -123,7 +126,8 @@ def test_a_node_at_a_peer_is_loaded_in_the_background():
     # Only copies at this location may be in the making here.
     assert list(state.copies_offered()) == [("k0", Tier.GPU)]
     load = state.load_of({"k0": (1,)})
-    assert load.pieces == (Piece("k1", Tier.HOST, 0, (101, 102), PEER.pages, PEER),)
+    assert load.pieces == (Piece(state.planned(1), 0, (101, 102)),)
+    assert load.pieces[0].copy == LostCopy("k1", Tier.HOST, "elsewhere")
     near, far = load.near_and_far()
     assert (near.pieces, near.copies) == ((), (BlockCopy(1, 100),))
     assert [(part.pieces, part.copies) for part in far] == [(load.pieces, ())]
@@ -133,11 +137,11 @@ def test_a_node_at_a_peer_is_loaded_in_the_background():
 
 def test_each_location_is_read_apart():
     other = msgspec.structs.replace(PEER, location="further")
-    pieces = [Piece(key, Tier.HOST, 0, (1,), peer=peer) for key, peer in (("a", PEER), ("b", other), ("c", PEER))]
-    donor = DonorPages("d", ("n", "c"), Tier.HOST, 0, 4, 8, peer=other)
+    pieces = [piece_of(key, Tier.HOST, 0, (1,), peer=peer) for key, peer in (("a", PEER), ("b", other), ("c", PEER))]
+    donor = donor_pages("d", ("n", "c"), Tier.HOST, 0, 4, 8, peer=other)
     near, far = Load("q", tuple(pieces), donors=(donor,)).near_and_far()
     assert (near.pieces, near.donors) == ((), ())
-    assert [([piece.key for piece in part.pieces], [each.key for each in part.donors]) for part in far] == [
+    assert [([piece.copy.node for piece in part.pieces], [each.copy.node for each in part.donors]) for part in far] == [
         (["a", "c"], []),
         (["b"], ["d"]),
     ]
@@ -178,7 +182,7 @@ def test_limiting_cached_tokens_never_raises_them():
 def test_split_loads_have_every_page_once(lengths, count, data):
     sources = [data.draw(st.sampled_from(TIERS)) for _ in lengths]
     pieces = tuple(
-        Piece(f"k{index}", source, data.draw(st.integers(0, 3)), tuple(range(100 * index, 100 * index + length)))
+        piece_of(f"k{index}", source, data.draw(st.integers(0, 3)), tuple(range(100 * index, 100 * index + length)))
         for index, (length, source) in enumerate(zip(lengths, sources, strict=True))
     )
     load = Load("r", pieces, (BlockCopy(1, 2),))
@@ -186,7 +190,7 @@ def test_split_loads_have_every_page_once(lengths, count, data):
 
     def pages(load):
         return [
-            (piece.key, piece.tier, piece.first + offset, block)
+            (piece.copy, piece.first + offset, block)
             for piece in load.pieces
             for offset, block in enumerate(piece.blocks)
         ]
@@ -200,10 +204,11 @@ def test_split_loads_have_every_page_once(lengths, count, data):
 
 @given(st.integers(0, 5), st.integers(0, 3), st.integers(1, 4))
 def test_split_loads_have_every_donor_once(count, blocks, threads):
-    donors = tuple(DonorPages(f"k{number}", ("", f"c{number}"), Tier.HOST, 0, 0, 9) for number in range(count))
-    load = Load("r", (Piece("k", Tier.HOST, 0, tuple(range(blocks))),) if blocks else (), donors=donors)
+    donors = tuple(donor_pages(f"k{number}", ("", f"c{number}"), Tier.HOST, 0, 0, 9) for number in range(count))
+    load = Load("r", (piece_of("k", Tier.HOST, 0, tuple(range(blocks))),) if blocks else (), donors=donors)
     shares = load.split(threads)
-    assert sorted(donor.key for share in shares for donor in share.donors) == [donor.key for donor in donors]
+    read = [donor.copy.node for share in shares for donor in share.donors]
+    assert sorted(read) == [donor.copy.node for donor in donors]
     assert len(shares) == min(threads, max(count, blocks, 1))
 
 

@@ -7,13 +7,14 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from plan_messages import plan_message
 from small_pool import BLOCKS, PAGE, small_pool
 
 from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import BlockCopy, JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode, TierContents
-from protocol.kv import HeldNode, KvNode, LostCopy, Move, ResidencyReport
+from protocol.kv import HeldNode, KvNode, LostCopy, Move, Orders, ResidencyReport
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -47,7 +48,7 @@ class Engine:
             num_output_tokens=0,
             num_preemptions=0,
         )
-        self.side.admit(request, RequestMessage(name, True, "n", CONTENTS, nodes, **message))
+        self.side.admit(request, plan_message(name, "n", CONTENTS, nodes, **message))
         return request
 
     def allocate(self, request: SimpleNamespace, external: int = 0) -> list[int]:
@@ -225,7 +226,7 @@ def test_held_nodes_are_released_if_a_request_needs_their_blocks(engine):
 def test_a_deleted_document_is_released_and_purged(engine):
     engine.prefill("first", Tier.GPU)
     engine.side.report()
-    message = RequestMessage("deletion", plan=False, forget=(("n", "c1"),))
+    message = RequestMessage("deletion", orders=Orders(forget=(("n", "c1"),)))
     engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)
     (purge,) = engine.step().purges
     assert engine.pool.get_num_free_blocks() == BLOCKS - 1 - 2
@@ -236,7 +237,7 @@ def test_a_deleted_document_is_released_and_purged(engine):
 
 def test_a_deletion_in_the_gpu_tier_alone_reaches_the_workers(engine):
     """They keep KV of facts, which is in no tier."""
-    message = RequestMessage("deletion", plan=False, forget=(("n", "c1"),), tiers=(Tier.GPU,))
+    message = RequestMessage("deletion", orders=Orders(forget=(("n", "c1"),), tiers=(Tier.GPU,)))
     engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)
     (purge,) = engine.step().purges
     assert (purge.contents, purge.tiers) == ({"n": frozenset({"c1"})}, ())
@@ -362,6 +363,6 @@ def test_a_deletion_finds_the_blocks_that_a_preempted_request_has_left(engine, m
             case "aborted":
                 engine.side.complete(request, [])
             case "deleted":
-                message = RequestMessage("deletion", plan=False, forget=(("n", "c1"),))
+                message = RequestMessage("deletion", orders=Orders(forget=(("n", "c1"),)))
                 engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)
     assert set(left[2:]) <= evicted

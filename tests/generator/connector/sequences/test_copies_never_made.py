@@ -9,21 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from controller_integrity import check_integrity
 
 pytest.importorskip("vllm")
 
+from plan_messages import plan_message
 from toy_engine import PAGE, ToyEngine, answer_to
 
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
-from cachectl.scheduling.plan_translation import lost_copies
+from cachectl.runtime.messages import lost_copies
+from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.page_allocator import PageAllocator
-from cachectl.tiers.tier_manager import Capacities
-from cachectl.tree.integrity import check_integrity
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from generator.connector.messages import RequestMessage
+from cachectl.tree.load_or_recompute import TreeCosts
 from generator.connector.step_jobs import Transfer
 from protocol.tiers import Tier
 
@@ -43,10 +44,9 @@ class Stack:
         self.engine = ToyEngine(folder / "kv", 34, asynchronous, folder / "model", host_gib=host_gib, disk_gib=0)
         self.tree = KnowledgeTree(
             create_policy("LRU", Lookahead()),
-            Capacities(TOKENS, HOST_PAGES * PAGE, 0),
+            KvStorage(Capacities(TOKENS, HOST_PAGES * PAGE, 0), PAGE),
             [INSTANCE],
-            lambda cached, new: 0.01 + new,
-            page_tokens=PAGE,
+            TreeCosts(lambda cached, new: 0.01 + new),
             arena=PageAllocator(HOST_PAGES, PAGE),
         )
         self.copying = threading.Event()
@@ -65,7 +65,7 @@ class Stack:
         if before:
             self.release(before)
         nodes = tuple(grant.documents)
-        message = RequestMessage(document, True, NAMESPACE, (document,), nodes, tuple(grant.moves))
+        message = plan_message(document, NAMESPACE, (document,), nodes, moves=tuple(grant.moves))
         self.copying.clear()
         prompt = [*tokens, 1, 2]
         self.engine.send(message, prompt, 2)

@@ -21,6 +21,7 @@ from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tier_checks import check_tier
 
 pytest.importorskip("vllm")
 
@@ -204,14 +205,14 @@ class DataPlane(RuleBasedStateMachine):
         for engine in controller.engines:
             host = engine.worker_side._tiers[Tier.HOST]
             assert {stored.pages for stored in host.nodes()} <= pages, "pages have no owner"
-            engine.send(RequestMessage.of_orders("everything", Orders(everything=True)), [1], 1)
+            engine.send(RequestMessage("everything", orders=Orders(everything=True)), [1], 1)
             engine.run_until(lambda engine=engine: engine.idle)
             side = engine.connector._scheduler_side
             assert engine.free_blocks == BLOCKS - 1, "blocks are held"
             for kept in (side._states, side._requests, side._loading, side._ended, side._steps):
                 assert not kept
             assert not side._transfers.busy
-            host.check_integrity()
+            check_tier(host)
             assert host.nodes() == []
         assert self.files() == []
         assert not list(self.folder.rglob("*.tmp"))

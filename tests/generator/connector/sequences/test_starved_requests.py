@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from plan_messages import plan_message
 from toy_engine import PAGE, ToyEngine, answer_to
 
 from cachectl.nodes.keys import path_keys
@@ -46,7 +47,7 @@ class Documents:
             pages = Pages(tuple(range(first, first + count)), number) if Tier.HOST in (source, target) else None
             nodes.append(PlannedNode(key, tokens, source, target, pages))
             start, first = start + tokens, first + count
-        return RequestMessage(name, True, NAMESPACE, self.contents, tuple(nodes))
+        return plan_message(name, NAMESPACE, self.contents, nodes)
 
 
 def ask(engine: ToyEngine, message: RequestMessage, prompt: Sequence[int], tokens: int = 1) -> None:
@@ -63,7 +64,7 @@ def test_held_documents_give_way_wherever_their_blocks_begin(engine, lengths):
         path = Documents(f"held {number} ", lengths)
         ask(engine, path.message(f"holds {number}", None, Tier.GPU), [*path.tokens, 1])
     big = [at * 5 % 90 for at in range(120)]
-    ask(engine, RequestMessage("big", True, NAMESPACE, (), ()), big, 2)
+    ask(engine, plan_message("big", NAMESPACE, ()), big, 2)
 
 
 def test_a_request_whose_load_failed_gets_all_its_blocks_again(engine, monkeypatch):

@@ -10,6 +10,7 @@ from itertools import accumulate, count
 from random import Random
 from typing import NamedTuple
 
+from plan_messages import plan_message
 from toy_engine import PAGE, ToyEngine
 
 from cachectl.nodes.keys import path_keys
@@ -118,9 +119,7 @@ class ToyController:
         question = [random.randrange(90) for _ in range(random.randint(1, 6))]
         plan.prompt = [token for index in chosen for token in self.documents[index]] + question
         name = f"q{next(self._names)}"
-        message = RequestMessage(
-            name, True, NAMESPACE, tuple(contents), tuple(nodes), tuple(plan.moves), speculative=speculative
-        )
+        message = plan_message(name, NAMESPACE, contents, nodes, moves=tuple(plan.moves), speculative=speculative)
         self.plans[name] = plan
         self.engines[instance].send(message, plan.prompt, max_tokens)
 
@@ -224,7 +223,7 @@ class ToyController:
     def _send(self, instance: int, orders: Orders, written: Sequence[Written]) -> None:
         name = f"o{next(self._names)}"
         self._orders[name] = SentOrders(instance, orders, written)
-        self.engines[instance].send(RequestMessage.of_orders(name, orders), [1], 1)
+        self.engines[instance].send(RequestMessage(name, orders=orders), [1], 1)
 
     def _sources(self, instance: int, key: str) -> list[Tier]:
         found = [Tier.GPU] if key in self.gpu[instance] else []

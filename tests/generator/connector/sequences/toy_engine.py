@@ -190,9 +190,8 @@ class ToyEngine:
         """Add a request, named as its message."""
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         params.extra_args = {"kv_transfer_params": message.as_parameters()}
-        request = Request(
-            message.name, list(prompt), params, None, cache_salt=message.namespace or None, block_hasher=_hasher()
-        )
+        salt = message.plan.namespace if message.plan is not None else None
+        request = Request(message.name, list(prompt), params, None, cache_salt=salt or None, block_hasher=_hasher())
         self.answers[message.name] = []
         self.scheduler.add_request(request)
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from generator.connector.blocks.device_copies import Numbers
+from generator.connector.blocks.cuda_copies import Numbers
 from generator.tiers.base import Page
 
 
 class LateCopies:
-    """``DeviceCopies`` of memory that the CPU can access. A copy is made when its thread waits for it, not earlier.
+    """``CudaCopies`` of memory that the CPU can access. A copy is made when its thread waits for it, not earlier.
 
     ``log`` has the order of what happened: "fence" and "held" for a fence made and waited for, "submit" and "copy".
     ``before_copying`` runs before the copies that a thread waits for are made.

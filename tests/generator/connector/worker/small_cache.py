@@ -4,6 +4,7 @@ import torch
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
+from generator.connector.blocks.paged_blocks import EngineCache
 
 
 def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> CpuBlocks:
@@ -13,7 +14,9 @@ def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dty
         for name, layer_heads in (("first", heads), ("second", heads + 1))
     }
 
-    return CpuBlocks(caches, blocks, tokens, lambda name: _Writer(KvShape(tokens, caches[name].shape[2], dim, dim)))
+    return CpuBlocks(
+        EngineCache(caches, blocks, tokens, lambda name: _Writer(KvShape(tokens, caches[name].shape[2], dim, dim)))
+    )
 
 
 class _Writer:

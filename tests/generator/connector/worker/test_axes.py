@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from generator.connector.blocks.axes import Axes, axes_of
+from generator.connector.blocks.layout_map import Axes, axes_of
 
 
 def test_places_along_nested_axes_are_recognised():

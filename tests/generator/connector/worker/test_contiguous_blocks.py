@@ -16,9 +16,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheTensor, compute
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
-from generator.connector.blocks.slabs import slabs_of
+from generator.connector.blocks.layout_map import slabs_of
+from generator.connector.blocks.open_blocks import layers_of
+from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.connector import RagtreeConnector
-from generator.connector.contiguous_blocks import layers_of
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_blocks_are_found_in_what_vllm_makes_of_a_layout(layout):
     tensor = KVCacheTensor(size=size, layers=names, layer_stride=strides[0], block_stride=strides[1], offset=0)
     memory = torch.randint(0, 100, (size,)).to(torch.int8)
     views = create_kv_cache_views(memory, spec, BLOCKS, layout, tensor)
-    blocks = CpuBlocks(dict(zip(names, views, strict=True)), BLOCKS, TOKENS, writer_of)
+    blocks = CpuBlocks(EngineCache(dict(zip(names, views, strict=True)), BLOCKS, TOKENS, writer_of))
     assert blocks.page_bytes == spec.page_size_bytes * LAYERS
     assert (len(slabs_of(views)) == 1) == layout.is_block_outermost
 

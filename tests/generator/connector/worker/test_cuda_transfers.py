@@ -12,14 +12,16 @@ pytest.importorskip("vllm")
 import torch
 from kv_layouts import BLOCKS, TOKENS, caches_in, writer_of
 from late_copies import LateCopies
+from reads import donor_pages, piece_of
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks
-from generator.connector.blocks.pinned_memory import PinnedArena
+from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.blocks.staged_pages import StagedRows
 from generator.connector.step_jobs import DonorPages, Load, LoadResult, Piece, Transfer
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.tier_jobs import TierJobs
+from generator.tiers.arena import HostArena
 from generator.tiers.base import TierFull
 from generator.tiers.disk import DiskTier
 from protocol.kv import KvNode, LostCopy, Pages
@@ -36,10 +38,10 @@ class Worker:
     def __init__(self, folder: Path, layout: str, threads: int = 2, free: int = 1 << 20) -> None:
         caches = caches_in(layout, torch.bfloat16)
         self.copies = LateCopies(free)
-        self.blocks = CudaBlocks(caches, BLOCKS, TOKENS, writer_of, self.copies)
-        self._on_cpu = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
+        self.blocks = CudaBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of), self.copies)
+        self._on_cpu = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
         size = self.blocks.page_bytes
-        self.arena = PinnedArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
+        self.arena = HostArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
         self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
         tiers = {Tier.HOST: self.arena, Tier.DISK: self.disk}
         self.jobs = TierJobs(self.blocks, tiers)
@@ -130,7 +132,7 @@ def test_a_save_that_fails_leaves_no_copy_under_way(worker, monkeypatch):
 def test_a_load_ends_when_its_blocks_are_filled(worker, tier):
     worker.jobs.transfer(saved(tier, (5, 0, 3)))
     expected = worker.pages(5, 0, 3)
-    worker.load(Piece(NODE.key, tier, 0, (1, 6, 2), PAGES))
+    worker.load(piece_of(NODE.key, tier, 0, (1, 6, 2), PAGES))
     assert worker.under_way_at_end == 0
     assert (worker.result.lost, worker.failed) == ((), set())
     for block, page in zip((1, 6, 2), expected, strict=True):
@@ -143,10 +145,10 @@ def test_a_load_ends_when_the_pages_of_its_donors_are_there(tmp_path, free):
     for tier in (Tier.HOST, Tier.DISK):
         worker.jobs.transfer(saved(tier, (5, 0, 3)))
     donors = tuple(
-        DonorPages(NODE.key, ("tenant", "aa"), tier, 0, start, start + NODE.tokens, PAGES, blocks)
+        donor_pages(NODE.key, ("tenant", "aa"), tier, 0, start, start + NODE.tokens, PAGES, blocks)
         for tier, start, blocks in ((Tier.HOST, 100, ()), (Tier.DISK, 200, ()), (Tier.GPU, 300, (5, 0, 3)))
     )
-    missing = DonorPages("bb", ("tenant", "bb"), Tier.DISK, 0, 400, 400 + NODE.tokens)
+    missing = donor_pages("bb", ("tenant", "bb"), Tier.DISK, 0, 400, 400 + NODE.tokens)
     worker.load(donors=(donors[0], missing, *donors[1:]))
     assert worker.under_way_at_end == 0
     assert worker.result.lost == (missing.copy,)
@@ -161,7 +163,7 @@ def test_a_load_ends_when_the_pages_of_its_donors_are_there(tmp_path, free):
 def test_a_load_ends_if_there_is_no_memory_for_its_donors(tmp_path, monkeypatch):
     worker = Worker(tmp_path, "LBNHC", free=0)
     worker.jobs.transfer(saved(Tier.HOST, (5, 0, 3)))
-    donor = DonorPages(NODE.key, ("tenant", "aa"), Tier.HOST, 0, 100, 100 + NODE.tokens, PAGES)
+    donor = donor_pages(NODE.key, ("tenant", "aa"), Tier.HOST, 0, 100, 100 + NODE.tokens, PAGES)
 
     def pinned(self, size: int) -> None:
         raise RuntimeError("no memory can be pinned")
@@ -175,7 +177,7 @@ def test_a_load_ends_if_there_is_no_memory_for_its_donors(tmp_path, monkeypatch)
 def test_copies_wait_for_the_steps_that_may_still_use_the_blocks(worker):
     worker.jobs.transfer(saved(Tier.HOST, (5, 0, 3)))
     worker.copies.log.clear()
-    worker.load(Piece(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
+    worker.load(piece_of(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
     log = worker.copies.log
     assert log[0] == "fence"
     for share in range(log.count("submit")):
@@ -193,7 +195,7 @@ def test_pages_that_change_while_they_are_copied_are_lost(worker):
                 writer.page(index)[:] = 0
 
     worker.copies.before_copying = overwrite
-    worker.load(Piece(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
+    worker.load(piece_of(NODE.key, Tier.HOST, 0, (1, 6, 2), PAGES))
     assert worker.result.lost == (LostCopy(NODE.key, Tier.HOST),)
     assert worker.failed
 
@@ -205,7 +207,7 @@ def test_a_load_that_fails_in_the_middle_ends_with_no_copy_under_way(tmp_path):
     with file.open("r+b") as opened:
         opened.seek(-1, 2)
         opened.write(b"\xff")
-    worker.load(Piece(NODE.key, Tier.DISK, 0, (1, 6, 2)))
+    worker.load(piece_of(NODE.key, Tier.DISK, 0, (1, 6, 2)))
     assert worker.under_way_at_end == 0
     assert worker.failed == {1, 6, 2}
     worker.close()

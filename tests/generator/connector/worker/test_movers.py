@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from generator.connector.worker.movers import Movers
+from generator.connector.worker.tier_jobs import Movers
 
 PATIENCE_S = 10.0
 

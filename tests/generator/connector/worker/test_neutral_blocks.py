@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYOUTS, TOKENS, Writer, caches_in, filled_alike, writer_of
 from small_cache import small_cache
 
-from generator.composing.codec import LayerCodec
-from generator.connector.blocks import neutral_cpu_blocks, neutral_order
-from generator.connector.blocks.cpu_blocks import CpuBlocks
-from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
+from generator.composing.attention_layers import LayerCodec
+from generator.connector.blocks import cpu_blocks, neutral_order
+from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.neutral_order import NeutralOrder
-from generator.connector.blocks.paged_blocks import LayerPlaces, PagedBlocks
+from generator.connector.blocks.paged_blocks import EngineCache, LayerPlaces, PagedBlocks
 from protocol.errors import ConfigError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -32,8 +31,8 @@ class Cache:
 
     def __init__(self, layout: str, dtype: torch.dtype, seed: int) -> None:
         caches = filled_alike(layout, dtype, seed)
-        self.neutral = NeutralCpuBlocks(caches, BLOCKS, TOKENS, writer_of)
-        self.own = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
+        self.neutral = NeutralCpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
+        self.own = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
 
     def own_pages(self) -> list[bytes]:
         return [page_of(self.own, block).tobytes() for block in range(BLOCKS)]
@@ -90,7 +89,11 @@ def test_a_page_has_all_keys_of_a_layer_then_its_values_token_by_token(layout):
     keys = torch.arange(Writer.shape.keys).float().view(TOKENS, Writer.shape.heads, -1)
     for number, cache in enumerate(caches.values()):
         Writer().write(cache[:1] if len(cache) == BLOCKS else cache[:, :1], keys + 1000 * number, -keys - 1000 * number)
-    page = page_of(NeutralCpuBlocks(caches, BLOCKS, TOKENS, writer_of), 0, 3).view(np.float32).reshape(3, 2, TOKENS, -1)
+    page = (
+        page_of(NeutralCpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of)), 0, 3)
+        .view(np.float32)
+        .reshape(3, 2, TOKENS, -1)
+    )
     for number, (layer_keys, layer_values) in enumerate(page):
         expected = keys[:3].reshape(3, -1).numpy() + 1000 * number
         assert (layer_keys[:3] == expected).all()
@@ -100,7 +103,7 @@ def test_a_page_has_all_keys_of_a_layer_then_its_values_token_by_token(layout):
 
 
 def test_an_engine_whose_own_order_is_the_neutral_one_needs_no_setting():
-    own = CpuBlocks(caches_in("blocks, K and V", torch.float32), BLOCKS, TOKENS, writer_of)
+    own = CpuBlocks(EngineCache(caches_in("blocks, K and V", torch.float32), BLOCKS, TOKENS, writer_of))
     assert own.layout == Cache("LBHNC", torch.float32, 1).neutral.layout
 
 
@@ -139,7 +142,7 @@ def test_layers_of_different_shapes_have_a_neutral_order():
 
 def test_pages_beyond_the_buffer_are_loaded(monkeypatch):
     saver, loader = Cache("LBHNC", torch.float32, 1), Cache("BLNHC", torch.float32, 2)
-    monkeypatch.setattr(neutral_cpu_blocks, "_BUFFER_BYTES", 2 * loader.neutral.page_bytes)
+    monkeypatch.setattr(cpu_blocks, "_BUFFER_BYTES", 2 * loader.neutral.page_bytes)
     host = np.stack([page_of(saver.neutral, block) for block in range(5)])
     loader.neutral.write(host, range(5), [6, 5, 4, 3, 2])
     expected = Cache("BLNHC", torch.float32, 1).own_pages()

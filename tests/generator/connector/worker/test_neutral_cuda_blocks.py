@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from kv_layouts import BLOCKS, LAYOUTS, TOKENS, filled_alike, writer_of
 from late_copies import LateCopies
 
-from generator.connector.blocks import neutral_cuda_blocks
-from generator.connector.blocks.cpu_blocks import CpuBlocks
-from generator.connector.blocks.device_staging import DeviceStagedPages
-from generator.connector.blocks.neutral_cpu_blocks import NeutralCpuBlocks
-from generator.connector.blocks.neutral_cuda_blocks import NeutralCudaBlocks
-from generator.connector.blocks.staged_pages import HostStagedPages
+from generator.connector.blocks import cuda_blocks
+from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
+from generator.connector.blocks.cuda_blocks import NeutralCudaBlocks
+from generator.connector.blocks.paged_blocks import EngineCache
+from generator.connector.blocks.staged_pages import DeviceStagedPages, HostStagedPages
 
 ROWS = 9
 layouts, dtypes = st.sampled_from(LAYOUTS), st.sampled_from([torch.bfloat16, torch.float32])
@@ -28,9 +27,9 @@ class Cache:
     def __init__(self, layout: str, dtype: torch.dtype, seed: int, pinned: bool = True, free: int = 1 << 20) -> None:
         caches = filled_alike(layout, dtype, seed)
         self.copies = LateCopies(free)
-        self.blocks = NeutralCudaBlocks(caches, BLOCKS, TOKENS, writer_of, self.copies)
-        self.on_cpu = NeutralCpuBlocks(caches, BLOCKS, TOKENS, writer_of)
-        self._own = CpuBlocks(caches, BLOCKS, TOKENS, writer_of)
+        self.blocks = NeutralCudaBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of), self.copies)
+        self.on_cpu = NeutralCpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
+        self._own = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
         # As in an arena, a row does not begin where the last one ends.
         self.host = np.full((ROWS, self.blocks.page_bytes + 64), 0xDD, np.uint8)[:, : self.blocks.page_bytes]
         if pinned:
@@ -81,7 +80,7 @@ def test_a_page_has_zeros_behind_its_last_token(layout, dtype, pinned, tokens):
 @pytest.mark.parametrize("pinned", [True, False])
 def test_pages_beyond_the_buffer_are_loaded(pinned, monkeypatch):
     cache, saver = Cache("BLHNC", torch.bfloat16, 2, pinned), Cache("LBNHC", torch.bfloat16, 1)
-    monkeypatch.setattr(neutral_cuda_blocks, "_BUFFER_BYTES", 2 * cache.blocks.page_bytes)
+    monkeypatch.setattr(cuda_blocks, "_BUFFER_BYTES", 2 * cache.blocks.page_bytes)
     for block in range(5):
         cache.host[block] = saver.page(block)
     cache.blocks.write(cache.host, range(5), [6, 5, 4, 3, 2])

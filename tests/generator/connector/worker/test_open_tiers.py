@@ -6,6 +6,7 @@ pytest.importorskip("vllm")
 
 import torch
 from small_cache import small_cache
+from tier_checks import used_bytes
 
 from generator.connector.worker.open_tiers import _disk_rate, measure_memory, open_tiers
 from generator.settings import KvPlaces
@@ -40,7 +41,7 @@ def test_an_empty_disk_is_measured_and_left_empty(open_disk):
     disk = open_disk(1 << 20)
     assert _disk_rate(disk, BLOCKS, PROBE_PAGES) > 0
     assert disk.nodes() == []
-    assert disk.used_bytes == 0
+    assert used_bytes(disk) == 0
 
 
 def test_a_full_disk_is_measured_by_its_largest_file(open_disk):

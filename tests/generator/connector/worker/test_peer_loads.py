@@ -8,13 +8,14 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from reads import piece_of
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, LoadResult, Piece, StepJobs
-from generator.connector.worker.load_progress import LoadProgress
+from generator.connector.worker.background_loads import LoadProgress
 from generator.connector.worker.peering import Peering
 from generator.connector.worker.worker_side import WorkerSide
-from generator.peers.errors import PeerUnreachable, Reason
+from generator.peers.wire import PeerUnreachable, Reason
 from generator.settings import PeerSettings
 from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
@@ -56,7 +57,7 @@ class Machine:
     def piece(self, name: str, tier: Tier, blocks: tuple[int, ...], first: int = 0) -> Piece:
         """What another machine is to read of a node here."""
         pages = HERE if tier is Tier.HOST else None
-        return Piece(name, tier, first, blocks, pages, PeerCopy("far", self.peering.peers.addresses, tier, pages))
+        return piece_of(name, tier, first, blocks, pages, PeerCopy("far", self.peering.peers.addresses, tier, pages))
 
     def load(self, *pieces: Piece) -> LoadResult:
         """Load in the background, and wait until the load has ended."""
@@ -107,7 +108,7 @@ def test_a_node_of_another_machine_is_loaded(machine, tier):
 def test_one_load_reads_here_and_there(machine):
     near, far = machine("near"), machine("far")
     here, there = near.holds("aa", Tier.HOST, seed=1), far.holds("bb", Tier.HOST, seed=2)
-    own = Piece("aa", Tier.HOST, 0, (1, 2, 3, 4, 5, 6), HERE)
+    own = piece_of("aa", Tier.HOST, 0, (1, 2, 3, 4, 5, 6), HERE)
     result = near.load(own, far.piece("bb", Tier.HOST, (7, 8, 9, 10, 11, 12)))
     assert not result.failed
     for index in range(PAGES):
@@ -134,7 +135,7 @@ def test_a_machine_that_does_not_serve_has_lost_nothing(machine, reason):
     if reason == "gone":
         far.peering.close()
     elif reason == "no address":
-        piece = Piece(piece.key, piece.tier, 0, piece.blocks, piece.pages, PeerCopy("far", (), Tier.HOST, HERE))
+        piece = piece_of("aa", Tier.HOST, 0, piece.blocks, HERE, PeerCopy("far", (), Tier.HOST, HERE))
     result = near.load(piece)
     assert result.failed
     assert (result.lost, result.unread) == ((), (LostCopy("aa", Tier.HOST, "far"),))
@@ -162,12 +163,12 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         stuck = [
-            Piece("bb", Tier.HOST, 0, (block,), HERE, PeerCopy("far", (address,), Tier.HOST, HERE))
+            piece_of("bb", Tier.HOST, 0, (block,), HERE, PeerCopy("far", (address,), Tier.HOST, HERE))
             for block in (10, 11, 12)
         ]
         began = time.monotonic()
         near.worker.load(StepJobs(loads=[Load(f"stuck {piece.blocks}", (piece,)) for piece in stuck]))
-        near.load(Piece("aa", Tier.HOST, 0, (1, 2, 3), HERE))
+        near.load(piece_of("aa", Tier.HOST, 0, (1, 2, 3), HERE))
         assert time.monotonic() - began < timeout_s / 2
         ended: set[str] = set()
         while len(ended) < len(stuck):
@@ -185,7 +186,7 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
 
 
 def test_a_peer_that_had_no_time_left_has_not_failed():
-    source = Piece("aa", Tier.HOST, 0, (1, 2), HERE, PeerCopy("far", ("127.0.0.1:1",), Tier.HOST, HERE))
+    source = piece_of("aa", Tier.HOST, 0, (1, 2), HERE, PeerCopy("far", ("127.0.0.1:1",), Tier.HOST, HERE))
     late = PeerUnreachable(Reason.TIMEOUT, "too late")
     for began, failed in ((9.0, True), (11.0, False)):
         progress = LoadProgress(1, PAGE_TOKENS, fair_until=10.0)
@@ -197,7 +198,7 @@ def test_a_peer_that_had_no_time_left_has_not_failed():
 
 
 def test_an_error_of_the_reader_is_no_failure_of_the_peer():
-    source = Piece("aa", Tier.HOST, 0, (1, 2), HERE, PeerCopy("far", ("127.0.0.1:1",), Tier.HOST, HERE))
+    source = piece_of("aa", Tier.HOST, 0, (1, 2), HERE, PeerCopy("far", ("127.0.0.1:1",), Tier.HOST, HERE))
     progress = LoadProgress(1, PAGE_TOKENS, fair_until=10.0)
     progress.missed(source, MemoryError(), 1.0, (1, 2))
     result = progress.end_share()

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from generator.connector.blocks import pinned_memory
-from generator.connector.blocks.pinned_memory import PinnedArena, register
+from generator.connector.blocks import cuda_copies
+from generator.connector.blocks.cuda_copies import register
+from generator.tiers.arena import HostArena
 
 ROWS, STRIDE = 10, 4096
 MEMORY = np.zeros((ROWS, STRIDE), np.uint8)[:, :1000]
@@ -40,7 +41,7 @@ class Runtime:
 
 @pytest.fixture
 def chunks_of_four(monkeypatch):
-    monkeypatch.setattr(pinned_memory, "_MOST_BYTES", 4 * STRIDE + 1)
+    monkeypatch.setattr(cuda_copies, "_MOST_BYTES", 4 * STRIDE + 1)
 
 
 def test_all_rows_are_registered_in_one_piece_with_what_lies_between_them():
@@ -75,7 +76,7 @@ def test_what_cuda_refuses_in_part_is_not_registered_at_all(refused):
 
 def test_an_arena_is_pinned_while_it_is_attached(tmp_path):
     runtime = Runtime()
-    arena = PinnedArena(tmp_path / "a.kv", "f", 4, 1000, 6, lambda memory: register(runtime, runtime.clear, memory))
+    arena = HostArena(tmp_path / "a.kv", "f", 4, 1000, 6, lambda memory: register(runtime, runtime.clear, memory))
     assert list(runtime.registered.values()) == [6 * 4096]
     arena.close()
     arena.close()

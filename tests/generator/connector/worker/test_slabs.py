@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 import torch
 from kv_layouts import BLOCKS, DIM, HEADS, LAYERS, LAYOUTS, TOKENS, blocks_first, caches_in
 
-from generator.connector.blocks.slabs import slabs_of
+from generator.connector.blocks.layout_map import slabs_of
 from protocol.errors import ConfigError
 
 SLABS = {

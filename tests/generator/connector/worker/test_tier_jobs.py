@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from tier_checks import check_tier
 
 pytest.importorskip("vllm")
 
@@ -69,7 +70,7 @@ def test_a_copy_whose_pages_are_taken_meanwhile_is_not_published(tmp_path, at):
     assert disk.nodes() == []
     with pytest.raises(KvMissing), disk.reading(NODE.key, None):
         pass
-    disk.check_integrity()
+    check_tier(disk)
 
 
 class SilentStore(DiskTier):

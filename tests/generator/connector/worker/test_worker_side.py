@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from reads import piece_of
 from small_cache import small_cache
 
 from generator.connector.step_jobs import Load, Piece, Purge, StepJobs
@@ -90,7 +91,7 @@ def loading(tmp_path, threads):
 
 
 def test_all_pages_are_loaded_when_a_load_ends(loading):
-    loading.load(Piece("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), Piece("bb", Tier.DISK, 2, (8, 2, 6)))
+    loading.load(piece_of("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), piece_of("bb", Tier.DISK, 2, (8, 2, 6)))
     for name, first, blocks in (("aa", 0, (3, 9, 4, 1, 7, 5)), ("bb", 2, (8, 2, 6))):
         for index, block in enumerate(blocks, start=first):
             assert (loading.page(block) == loading.pages[name][index]).all()
@@ -103,7 +104,7 @@ def test_all_pages_are_loaded_when_a_load_ends(loading):
 @pytest.mark.parametrize("corrupt", [0, 3, 5])
 def test_a_corrupt_page_in_any_share_loses_its_node_only(loading, corrupt):
     loading.corrupt("bb", corrupt)
-    loading.load(Piece("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), Piece("bb", Tier.DISK, 0, (8, 2, 6, 10, 11, 12)))
+    loading.load(piece_of("aa", Tier.DISK, 0, (3, 9, 4, 1, 7, 5)), piece_of("bb", Tier.DISK, 0, (8, 2, 6, 10, 11, 12)))
     failed = loading.worker.take_failed()
     assert (8, 2, 6, 10, 11, 12)[corrupt] in failed
     assert failed <= {8, 2, 6, 10, 11, 12}
@@ -117,7 +118,7 @@ def test_a_corrupt_page_in_any_share_loses_its_node_only(loading, corrupt):
 def test_an_idle_step_does_not_wait_for_jobs_that_have_ended(loading, monkeypatch):
     """With asynchronous scheduling, one more idle step comes after the one that took the last results."""
     monkeypatch.setattr(worker_side, "_IDLE_WAIT_S", 2 * PATIENCE_S)
-    loading.load(Piece("aa", Tier.DISK, 0, tuple(range(PAGES))))
+    loading.load(piece_of("aa", Tier.DISK, 0, tuple(range(PAGES))))
     began = time.monotonic()
     loading.worker.pause(StepJobs(idle=True))
     assert time.monotonic() - began < PATIENCE_S

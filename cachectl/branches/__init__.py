@@ -1,1 +1,0 @@
-"""Which branches of dependency trees the instances keep."""

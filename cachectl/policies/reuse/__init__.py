@@ -1,1 +1,0 @@
-"""The chance that a path is used again, learnt from the traffic."""

@@ -1,0 +1,118 @@
+"""Between an engine's process and the one that has started it: the end of both, a refusal, and what was computed last.
+
+vLLM ends its engines when it is closed. After a SIGKILL nobody does, and an engine would keep its GPU for good. vLLM
+says to the process that starts an engine only that the engine has ended: a file tells why the connector has refused. A
+step that ends the engine leaves nothing else behind: another file, which outlives the engine, tells which requests were
+computed when it died, and which ones only waited.
+"""
+
+import atexit
+import gc
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_PATIENCE_S = 10.0
+"""After SIGTERM, an engine has this long to end its ranks and to free its shared memory."""
+REFUSAL_FILE = "refusal_file"
+"""The entry of ``kv_connector_extra_config`` that names the file."""
+STEP_FILE = "step_file"
+"""The entry of ``kv_connector_extra_config`` that names the file."""
+
+_LENGTH = 8
+
+
+def end_with_parent() -> None:
+    """Watch the parent from now on. Does nothing in a process that ``multiprocessing`` has not started."""
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_watch, name="parent-watch", daemon=True).start()
+
+
+def _watch() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_PATIENCE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_without_collecting() -> None:
+    """Do so when this process ends. Does nothing in a process that ``multiprocessing`` has not started."""
+    if multiprocessing.parent_process() is not None:
+        atexit.register(gc.freeze)
+
+
+def name_refusal_file(config: "VllmConfig", file: Path) -> None:
+    """Name the file in the configuration of an engine that has not started yet."""
+    transfer = config.kv_transfer_config
+    transfer.kv_connector_extra_config = {**transfer.kv_connector_extra_config, REFUSAL_FILE: str(file)}
+
+
+@contextmanager
+def refusal_passed_on(config: "VllmConfig") -> Iterator[None]:
+    """Write the message of a ConfigError into the file, if the configuration names one."""
+    try:
+        yield
+    except ConfigError as error:
+        file = config.kv_transfer_config.kv_connector_extra_config.get(REFUSAL_FILE)
+        if file is not None:
+            Path(file).write_text(error.message, encoding="utf-8")
+        raise
+
+
+class StepRecord:
+    """The record as the engine's scheduler writes it, into a ``file``; None for no record."""
+
+    def __init__(self, file: str | None) -> None:
+        self._descriptor = None if file is None else os.open(file, os.O_WRONLY)
+        self._names: Set[str] = frozenset()
+
+    def write(self, names: Set[str]) -> None:
+        """Record the plans of the steps under way, by name. Writes nothing if they are those of the last call."""
+        if self._descriptor is None or names == self._names:
+            return
+        self._names = names
+        text = "\n".join(names).encode()
+        os.pwrite(self._descriptor, len(text).to_bytes(_LENGTH, "little") + text, 0)
+
+
+class LastSteps:
+    """The record as the process reads it that starts the engine. The file has no name once the engine has opened it."""
+
+    def __init__(self) -> None:
+        self._descriptor, name = tempfile.mkstemp(prefix="ragtree-step-")
+        self._path = Path(name)
+
+    def name_in(self, config: "VllmConfig") -> None:
+        """Name the file in the configuration of an engine that has not started yet."""
+        transfer = config.kv_transfer_config
+        transfer.kv_connector_extra_config = {**transfer.kv_connector_extra_config, STEP_FILE: str(self._path)}
+
+    def opened(self) -> None:
+        """Remove the file's name: the engine has opened the file, or has failed to start. Idempotent."""
+        self._path.unlink(missing_ok=True)
+
+    def names(self) -> frozenset[str]:
+        """The plans of the last steps that the engine began."""
+        length = int.from_bytes(os.pread(self._descriptor, _LENGTH, 0), "little")
+        return frozenset(os.pread(self._descriptor, length, _LENGTH).decode("utf-8", "replace").split("\n"))
+
+    def close(self) -> None:
+        """Give the file back. Idempotent; nothing is read afterwards."""
+        self.opened()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
