@@ -51,7 +51,7 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float | Callable
             log.warning("repeated_work_failed", work=name, error=repr(error), exc_info=defect)
 
 
-class Attempts(Generic[K]):
+class AttemptCounts(Generic[K]):
     """Counts the attempts at each work of a queue in memory, before they begin: they may kill who does the work.
 
     A durable queue keeps its counts beside its work.

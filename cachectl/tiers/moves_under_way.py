@@ -8,7 +8,7 @@ from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.tiers.eviction import CopyRemoval
 from cachectl.tiers.pending_moves import MoveBatch, PendingMoves, check, drop
 from protocol.kv import Move
-from protocol.repeating import Attempts
+from protocol.repeating import AttemptCounts
 from protocol.tiers import Tier
 
 
@@ -30,7 +30,7 @@ class MovesUnderWay:
         self._batches: dict[MoveBatch, None] = {}
         # The last batch that deletes a node's file, by key and location.
         self._deleting: dict[tuple[str, str], MoveBatch] = {}
-        self._attempts: Attempts[Move] = Attempts()
+        self._attempts: AttemptCounts[Move] = AttemptCounts()
         # What instances have taken and given back: they may have tried it.
         self._given_back: dict[str, set[Move]] = {}
         self.given_up = 0

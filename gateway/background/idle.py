@@ -14,7 +14,7 @@ from protocol.errors import EngineDied, EngineFailed, Unavailable, UnknownDocume
 from protocol.generation import Sampling
 from protocol.parts import Parts
 from protocol.plans import AdmissionRequest, NotWarmed, PrefillPlan
-from protocol.repeating import Attempts
+from protocol.repeating import AttemptCounts
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class IdlePrefill:
         self._tasks = tasks
         self._settings = settings
         # Of documents, by their keys.
-        self._attempts = Attempts[str]()
+        self._attempts = AttemptCounts[str]()
 
     async def attempt(self, request: AdmissionRequest, *, evicting: bool) -> Prefilled | None:
         """What became of the prefill; None if the stack is busy.
