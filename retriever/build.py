@@ -10,7 +10,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
 from retriever.embedding.text_embedding import TextEmbedding
-from retriever.graph.build import build_graph
+from retriever.graph.retriever_graph import build_graph
 from retriever.index.builder import IndexBuilder
 from retriever.index.catalog import IndexCatalog
 from retriever.index.index_files import IndexFiles
@@ -92,7 +92,7 @@ def build_retriever(
         counts,
         embedder.dimension,
         preparer.fingerprint,
-        on_change=graph.graph.changed if graph else None,
+        on_change=graph.changed if graph else None,
     )
     ingester = Ingester(store, attempts, preparer, catalog, committer, settings.pace, counts)
     sandboxed = SandboxedLoaders(settings.loaders)
@@ -115,7 +115,7 @@ def build_retriever(
         reranking=build_reranking(settings.reranker, reranker.scores),
         text_embedding=TextEmbedding(embedder),
         ingestion=ingestion,
-        graph=graph.graph if graph else None,
+        graph=graph,
         lifecycle=Lifecycle(
             store,
             preparer,
@@ -123,7 +123,7 @@ def build_retriever(
             lexical,
             Reembedding(store, preparer, Attempts("document"), settings.pace.group_bytes),
             ingestion,
-            graph.graph if graph else None,
+            graph,
             sandboxed,
             data_lock,
         ),

@@ -8,9 +8,9 @@ from retriever.graph.extractors.base import Statement
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.group_reader import Group, GroupReader
 from retriever.graph.names import LONGEST_NAME, name_key
-from retriever.store.chunks import Chunks
-from retriever.store.database import Database, Transaction
+from retriever.store.database import Transaction
 from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
+from retriever.store.store import Store
 
 _Stated = tuple[UnreadChunk, list[KeyedStatement] | None]
 """A chunk and its statements; None if it cannot be read."""
@@ -21,25 +21,14 @@ class GraphIndexer:
 
     Only the store says what is left to read. So a crash loses the work on two groups at most, and a chunk that is
     deleted while it is read leaves nothing behind. The graph in memory is refreshed when all chunks have been read.
-
-    ``fingerprint`` is that of the extractor.
     """
 
     def __init__(
-        self,
-        database: Database,
-        chunks: Chunks,
-        facts: Facts,
-        groups: GroupReader,
-        fingerprint: str,
-        embedder: Embedder,
-        catalog: GraphCatalog,
+        self, store: Store, facts: Facts, groups: GroupReader, embedder: Embedder, catalog: GraphCatalog
     ) -> None:
-        self._database = database
-        self._chunks = chunks
+        self._store = store
         self._facts = facts
         self._groups = groups
-        self._fingerprint = fingerprint
         self._embedder = embedder
         self._catalog = catalog
         self._changed: set[int] = set()
@@ -67,7 +56,7 @@ class GraphIndexer:
         for chunk, found in zip(group.chunks, group.statements, strict=True):
             stated[chunk.collection].append((chunk, None if found is None else _keyed(chunk, found, vectors)))
         for collection, of_collection in stated.items():
-            self._store(collection, of_collection, names[collection], vectors)
+            self._put_all(collection, of_collection, names[collection], vectors)
             self.changed(collection)
         self._groups.stored()
         return True
@@ -84,15 +73,15 @@ class GraphIndexer:
     def _unknown(self, names: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
         """The names of entities that are not in the graphs of their collections."""
         for collection, by_key in names.items():
-            with self._database.read() as transaction:
+            with self._store.database.read() as transaction:
                 known = self._facts.known(transaction, collection, by_key)
             yield from (name for key, name in by_key.items() if key not in known)
 
-    def _store(
+    def _put_all(
         self, collection: int, stated: Sequence[_Stated], names: Mapping[str, str], vectors: dict[str, Vector]
     ) -> None:
         while True:
-            with self._database.write() as transaction:
+            with self._store.database.write() as transaction:
                 known = self._facts.known(transaction, collection, names)
                 missing = {key: name for key, name in names.items() if key not in known}
                 if vectors.keys() >= set(missing.values()):
@@ -109,7 +98,7 @@ class GraphIndexer:
         missing: Mapping[str, str],
         vectors: Mapping[str, Vector],
     ) -> None:
-        live = self._chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
+        live = self._store.chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
         self._groups.forget_attempts(transaction, [chunk.id for chunk, _ in stated])
         kept = [(chunk, statements) for chunk, statements in stated if chunk.id in live]
         used = {key for _, statements in kept for statement in statements or () for key in statement.keys}
@@ -117,7 +106,7 @@ class GraphIndexer:
         self._facts.add_entities(transaction, collection, new, {key: vectors[name] for key, name in new.items()})
         entities = self._facts.known(transaction, collection, used)
         for chunk, statements in kept:
-            self._facts.put(transaction, chunk, self._fingerprint, statements, entities)
+            self._facts.put(transaction, chunk, statements, entities)
 
 
 def _names(statements: Iterable[Statement]) -> dict[str, str]:

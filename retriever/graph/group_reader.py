@@ -87,7 +87,7 @@ class GroupReader:
 
     def _read(self, after: int, *, ahead: bool = False) -> Group | None:
         with self._database.read() as transaction:
-            chunks = self._facts.unread(transaction, self._extractor.fingerprint, after, _CHUNKS_AT_ONCE)
+            chunks = self._facts.unread(transaction, after, _CHUNKS_AT_ONCE)
             lost = self._attempts.lost(transaction)
         if not chunks or (ahead and chunks[0].id in lost):
             return None

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.graph import Triplet
-from retriever.graph.name_finder import NameFinder
-from retriever.graph.names import name_key
+from retriever.graph.names import NameFinder, name_key
 
 MOST_CHUNKS = 16
 """Of one triplet. Otherwise, ten thousand triplets of a long document about one thing would be stated by all of it."""

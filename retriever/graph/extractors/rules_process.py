@@ -1,10 +1,18 @@
-"""Extraction by rules in its own process."""
+"""Extraction by rules in a worker process, which reads one group of chunks after another from standard input."""
 
+import sys
 import threading
 from collections.abc import Sequence
 
+import msgspec
+from threadpoolctl import threadpool_limits
+
 from protocol.errors import Unavailable
 from retriever.graph.extractors.base import ExtractorEnded, GraphSource, Statement
+from retriever.graph.extractors.phrases import Phrases
+from retriever.graph.extractors.rules import RulesExtractor
+from retriever.thread_priorities import lower_priority
+from subprocesses.frames import read_frame, write_frame
 from subprocesses.worker_process import WorkerEnded, WorkerProcess
 
 
@@ -41,7 +49,7 @@ class RulesProcess:
             if self._closed:
                 raise Unavailable("the graph is closed")
             if self._worker is None:
-                self._worker = WorkerProcess("retriever.graph.extractors.rules_worker")
+                self._worker = WorkerProcess("retriever.graph.extractors.rules_process")
             return self._worker
 
     def _end(self) -> None:
@@ -49,3 +57,21 @@ class RulesProcess:
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
+
+
+def main() -> None:
+    """Read chunks until standard input closes."""
+    lower_priority()
+    # The embedder computes at the same time, on the other cores.
+    threadpool_limits(limits=1)
+    extractor = RulesExtractor(Phrases())
+    while True:
+        try:
+            sources = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=list[GraphSource])
+        except EOFError:
+            return
+        write_frame(sys.stdout.buffer, extractor.extract(sources))
+
+
+if __name__ == "__main__":
+    main()

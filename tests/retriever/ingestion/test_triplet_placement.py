@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.graph import Triplet
-from retriever.graph.name_finder import NameFinder
-from retriever.graph.names import name_key
+from retriever.graph.names import NameFinder, name_key
 from retriever.ingestion.triplet_placement import MOST_CHUNKS, triplets_by_chunk
 
 CHUNKS = ["Marie Curie", "Pierre met Marie Curie.", "Warsaw", "MARIE CURIE was born in Warsaw.", "Marie Curie, Warsaw"]
