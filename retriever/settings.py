@@ -1,12 +1,52 @@
 """The retriever's configuration. Class variables are fixed: nobody who runs a retriever has to choose them."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from protocol.retrieval import SearchKind
-from retriever.index.tuning import IndexTuning
-from retriever.pace import Pace
+
+
+class Pace(NamedTuple):
+    """Times in seconds. Tests change them.
+
+    - ``retry_first_s``: the first pause before a group that failed is ingested, or read into the graph, again. Each
+      pause is twice the previous one, up to ``retry_max_s``.
+    - ``group_documents``: the most documents that are ingested at once. ``group_bytes``: the largest size of such a
+      group, unless a single document is larger.
+    """
+
+    retry_first_s: float = 1.0
+    retry_max_s: float = 60.0
+    group_documents: int = 512
+    group_bytes: int = 256 * 1024
+
+
+class IndexTuning(NamedTuple):
+    """Tests and benchmarks change them.
+
+    - ``ivf_threshold``: with the kind auto, collections below this many vectors use flat.
+    - ``retrain_growth``, ``retrain_imbalance``: ivf is rebuilt when it has grown or shrunk by the first factor, or when
+      its lists are more uneven by the second.
+    - ``removed_share``: rebuild when a larger share has been removed from hnsw, or removed or added on disk.
+    - ``lists``: those of an ivf index; None: ``4 * sqrt(vectors)``. ``min_probes``: the least that a search reads.
+    - ``links``: neighbours of a vector on each level of hnsw; the lowest level has twice as many. ``build_beam``:
+      candidates for the neighbours of a new vector.
+    - ``stages``: the most of a search. ``stage_ms``: the shortest expected time of one, in milliseconds. A search below
+      two of them has one stage. Stages cost a few percent of a search, and give its first candidates much earlier.
+    """
+
+    ivf_threshold: int = 4096
+    retrain_growth: float = 2.0
+    retrain_imbalance: float = 2.0
+    removed_share: float = 0.2
+    lists: int | None = None
+    min_probes: int = 32
+    links: int = 32
+    build_beam: int = 100
+    stages: int = 16
+    stage_ms: float = 3.0
+
 
 _FIXED = ConfigDict(extra="forbid", frozen=True)
 

@@ -16,6 +16,7 @@ from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
 from retriever.graph.names import name_key
 from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
+from retriever.search.stages import first
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
 from retriever.store.facts import Facts
@@ -72,7 +73,7 @@ class GraphSearcher:
         deeper = replace(request, candidates=max(request.candidates, _DEPTH), mode=GraphMode.NAIVE)
         vectors = self._searcher.vectors(deeper)
         for found in self._searcher.stages(deeper, vectors):
-            yield replace(_first(found, request.shown), of=found.of + 1, final=False, mode=request.mode)
+            yield replace(first(found, request.shown), of=found.of + 1, final=False, mode=request.mode)
         assert found is not None
         yield replace(
             self._ranked(request, found, graph, vectors.in_context()),
@@ -158,16 +159,6 @@ class GraphSearcher:
         while ids := list(islice(ranked, _CHECKED_AT_ONCE)):
             kept = self._store.chunks.live(transaction, collection, ids) if passing is None else passing
             yield from (id_ for id_ in ids if id_ in kept)
-
-
-def _first(found: CandidateSet, count: int) -> CandidateSet:
-    return replace(
-        found,
-        docs=found.docs[:count],
-        scores=found.scores[:count],
-        dense_scores=found.dense_scores[:count],
-        sparse_scores=found.sparse_scores[:count],
-    )
 
 
 def _picked(scores: Sequence[float | None], places: Mapping[str, int], ids: Sequence[int]) -> tuple[float | None, ...]:

@@ -4,17 +4,15 @@ import threading
 
 from retriever.embedding.base import Embedder
 from retriever.graph.graph_catalog import GraphCatalog
-from retriever.graph.graph_indexer import GraphIndexer
+from retriever.graph.graph_indexer import GraphIndexer, GroupReader
 from retriever.graph.graph_searcher import GraphSearcher
 from retriever.graph.graph_viewer import GraphViewer
-from retriever.graph.group_reader import GroupReader
 from retriever.graph.subgraph_reader import SubgraphReader
-from retriever.pace import Pace
+from retriever.machine import lower_priority
 from retriever.search.searcher import Searcher
-from retriever.settings import GraphSettings
+from retriever.settings import GraphSettings, Pace
 from retriever.store.facts import Facts
 from retriever.store.store import Store
-from retriever.thread_priorities import lower_priority
 from retriever.work_thread import WorkThread
 
 

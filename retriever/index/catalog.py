@@ -10,9 +10,8 @@ from retriever.embedding.base import Vector
 from retriever.index.base import TrainedIndex, VectorIndex
 from retriever.index.builder import AnyIndex, IndexBuilder
 from retriever.index.flat import FlatIndex
-from retriever.index.index_files import IndexFiles, SavedIndex
+from retriever.index.index_files import IndexFiles, MappedIVFFiles, SavedIndex
 from retriever.index.mapped_ivf import MappedIVFIndex
-from retriever.index.mapped_ivf_files import MappedIVFFiles
 from retriever.index.rebuilder import Rebuilder
 from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database
@@ -41,7 +40,6 @@ class IndexCatalog:
         mapped: MappedIVFFiles,
         builder: IndexBuilder,
         rebuilder: Rebuilder,
-        fingerprint: str,
     ) -> None:
         self._database = database
         self._chunks = chunks
@@ -49,7 +47,6 @@ class IndexCatalog:
         self._mapped = mapped
         self._builder = builder
         self._rebuilder = rebuilder
-        self._fingerprint = fingerprint
         self._entries: dict[int, _Entry] = {}
 
     def get(self, collection: int) -> VectorIndex | None:
@@ -110,8 +107,7 @@ class IndexCatalog:
             if changes <= at_least * index.size or isinstance(index, FlatIndex | MappedIVFIndex):
                 continue
             try:
-                saved = SavedIndex(index.kind, index.trained, index.dump())
-                self._files.save(collection, self._fingerprint, saved)
+                self._files.save(collection, SavedIndex(index.kind, index.trained, index.dump()))
             except OSError as error:
                 _log.warning("index not saved", collection=collection, error=str(error))
             else:
@@ -136,7 +132,7 @@ class IndexCatalog:
             if kind == MappedIVFIndex.kind:
                 return self._builder.open_mapped(collection)
             self._mapped.discard(collection)
-            saved = None if kind == FlatIndex.kind else self._files.load(collection, self._fingerprint)
+            saved = None if kind == FlatIndex.kind else self._files.load(collection)
             return self._builder.load(saved) if saved and saved.kind == kind else None
         except Exception as error:
             # Another Faiss version may have written it. Faiss raises bare exceptions.

@@ -8,8 +8,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits
-from retriever.index.faiss_index import FaissIndex
-from retriever.index.stage_planner import equal_slices
+from retriever.index.faiss_index import FaissIndex, equal_slices
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 

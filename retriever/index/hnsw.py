@@ -11,10 +11,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained
-from retriever.index.faiss_index import FaissIndex
-from retriever.index.removed_ids import RemovedIds
-from retriever.index.stage_planner import Slice, StagePlanner
-from retriever.index.top_k import TopK
+from retriever.index.faiss_index import FaissIndex, RemovedIds, Slice, StagePlanner, TopK
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from retriever.index.builder import AnyIndex, IndexBuilder
-from retriever.thread_priorities import lower_priority
+from retriever.machine import lower_priority
 
 _log = structlog.get_logger(__name__)
 _RETRY_AFTER_S = 60.0

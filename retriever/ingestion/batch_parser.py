@@ -9,7 +9,7 @@ from protocol.errors import EmptyDocument, InvalidEncoding, InvalidRequest, Ragt
 from protocol.filters import Attributes
 from protocol.graph import Triplet
 from retriever.ingestion.document_checks import checked_document
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 
 MOST_LINES = 100_000
 """Most lines of a batch. Each line costs memory and a row of the queue, however short it is."""

@@ -1,22 +1,40 @@
 """The commit that makes documents visible: in the store, in the indexes and in their jobs."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from retriever.index.catalog import IndexCatalog
 from retriever.index.read_write_lock import ReadWriteLock
-from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.store.attempts import Attempts
 from retriever.store.database import Transaction
 from retriever.store.documents import Replaced
-from retriever.store.incoming_document import IncomingDocument
-from retriever.store.jobs import ItemResult, JobItem
-from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.incoming import IncomingDocument, PreparedChunk
+from retriever.store.jobs import ItemResult, JobItem, Outcome
 from retriever.store.store import Store
+
+
+class IngestCounts:
+    """Counts documents by outcome. Thread-safe. Count only what is committed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counter[Outcome]({"stored": 0, "unchanged": 0, "failed": 0})
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Count one document per outcome."""
+        with self._lock:
+            self._counts.update(outcomes)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the current counts by outcome. Every outcome is always present."""
+        with self._lock:
+            return dict(self._counts.items())
+
 
 Put = Callable[[Transaction, JobItem], Replaced]
 """Stores the document of an item."""

@@ -10,7 +10,7 @@ from protocol.filters import Attributes, AttributeValue
 from protocol.graph import Triplet
 from retriever.graph.names import LONGEST_NAME, name_key, tidy, words_of
 from retriever.loaders.base import clean
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 
 _LONGEST_NAME = 1024
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")

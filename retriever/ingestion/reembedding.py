@@ -9,9 +9,8 @@ from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts, SourceText
 from retriever.store.attempts import Attempts
-from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.incoming import PreparedChunk, read
 from retriever.store.store import Store
-from retriever.store.triplet_column import read
 
 _log = structlog.get_logger(__name__)
 _DOCUMENTS_AT_ONCE = 64
@@ -98,7 +97,7 @@ class Reembedding:
     ) -> None:
         with self._store.database.write() as transaction:
             for row, parts in zip(group, prepared, strict=True):
-                self._store.documents.replace_chunks_in_parts(transaction, row.collection, row.id, parts)
+                self._store.documents.replace_chunks(transaction, row.collection, row.id, parts)
                 transaction.execute(
                     "UPDATE documents SET fingerprint = ? WHERE id = ?", (self._preparer.fingerprint, row.id)
                 )

@@ -1,5 +1,7 @@
 """The intake of changes: uploads become durable jobs, deletions apply at once."""
 
+from typing import NamedTuple
+
 import msgspec
 from blake3 import blake3
 from msgspec import UNSET
@@ -7,12 +9,13 @@ from msgspec import UNSET
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import Overloaded, UnknownDocument
 from retriever.ingestion.batch_parser import ParsedBatch, parse_batch
+from retriever.ingestion.committer import Committer, IngestCounts
 from retriever.ingestion.document_checks import checked_document, checked_name
-from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingester import Ingester
 from retriever.loaders.registry import LoaderRegistry
 from retriever.settings import IngestSettings
 from retriever.store.store import Store
+from retriever.work_thread import WorkThread
 
 
 def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
@@ -27,13 +30,13 @@ class UploadIntake:
         self,
         store: Store,
         loaders: LoaderRegistry,
-        ingester: Ingester,
+        committer: Committer,
         settings: IngestSettings,
         counts: IngestCounts,
     ) -> None:
         self._store = store
         self._loaders = loaders
-        self._ingester = ingester
+        self._committer = committer
         self._settings = settings
         self._counts = counts
 
@@ -81,7 +84,7 @@ class UploadIntake:
             if removed is None and not cancelled:
                 raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
         if collection_key is not None and removed:
-            self._ingester.remove_from_indexes(collection_key, removed)
+            self._committer.remove_from_indexes(collection_key, removed)
 
     def _create_job(self, tenant: str, collection: str, batch: ParsedBatch, key: str | None, hashed: str) -> IngestJob:
         checked_name(collection, "collection")
@@ -101,3 +104,12 @@ class UploadIntake:
                 self._store.jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
         self._counts.add(["failed"] * len(batch.errors))
         return job
+
+
+class Ingestion(NamedTuple):
+    """``intake`` queues uploads. ``ingester`` ingests them in its ``thread``. ``counts`` says what came in."""
+
+    intake: UploadIntake
+    ingester: Ingester
+    thread: WorkThread
+    counts: IngestCounts

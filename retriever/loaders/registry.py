@@ -5,17 +5,15 @@ from pathlib import PurePath
 
 from protocol.errors import EmptyDocument, UnsupportedMediaType
 from retriever.loaders.base import LoadedText, Loader, clean
-from retriever.loaders.csv import load_csv
 from retriever.loaders.docx import load_docx
 from retriever.loaders.epub import load_epub
 from retriever.loaders.html import load_html
 from retriever.loaders.json import JSON_DOCUMENT, load_json
-from retriever.loaders.markdown import load_markdown
 from retriever.loaders.pdf import load_pdf
 from retriever.loaders.pptx import load_pptx
-from retriever.loaders.source_code import SOURCE_CODE, load_source_code
-from retriever.loaders.source_code import SUFFIXES as SOURCE_SUFFIXES
-from retriever.loaders.text import load_text
+from retriever.loaders.tables import load_csv
+from retriever.loaders.text import SOURCE_CODE, load_markdown, load_source_code, load_text
+from retriever.loaders.text import SUFFIXES as SOURCE_SUFFIXES
 from retriever.loaders.xlsx import load_xlsx
 
 _OFFICE = "application/vnd.openxmlformats-officedocument."

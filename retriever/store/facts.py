@@ -11,7 +11,7 @@ from protocol.graph import GraphSize, Triplet
 from retriever.embedding.base import Vector
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
-from retriever.store.triplet_column import read
+from retriever.store.incoming import read
 
 Halves = npt.NDArray[np.float16]
 """Vectors as they are stored, [n, dimension]."""

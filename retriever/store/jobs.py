@@ -12,7 +12,7 @@ import msgspec
 from protocol.documents import IngestJob, JobError
 from protocol.errors import IdempotencyMismatch, UnknownJob
 from retriever.store.database import Transaction
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 
 ERRORS_KEPT = 100
 """How many errors a job lists. Further ones are only counted."""
@@ -178,11 +178,6 @@ class Jobs:
         """Return the number of queued items over all jobs."""
         return int(transaction.execute("SELECT count(*) FROM job_items").fetchone()[0])
 
-    def queued_of_job(self, transaction: Transaction, job_id: str) -> int:
-        """Return the number of queued items of a job."""
-        row = transaction.execute("SELECT count(*) FROM job_items WHERE job = ?", (job_id,)).fetchone()
-        return int(row[0])
-
     def finish(self, transaction: Transaction, results: Sequence[ItemResult]) -> None:
         """Remove items from the queue, count their outcomes, and end jobs that have no items left."""
         transaction.executemany("DELETE FROM job_items WHERE seq = ?", [(result.item.seq,) for result in results])
@@ -226,7 +221,7 @@ class Jobs:
         row = self._row(transaction, job_id)
         stored, unchanged = row["stored"] + counts["stored"], row["unchanged"] + counts["unchanged"]
         status = row["status"]
-        if not self.queued_of_job(transaction, job_id):
+        if transaction.execute("SELECT 1 FROM job_items WHERE job = ? LIMIT 1", (job_id,)).fetchone() is None:
             status = "completed" if stored + unchanged else "failed"
         kept = [*msgspec.json.decode(row["errors"], type=list[JobError]), *errors][:ERRORS_KEPT]
         transaction.execute(

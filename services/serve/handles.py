@@ -15,7 +15,7 @@ from protocol.generation import GenerationStep, PrefillCost, Sampling
 from protocol.parts import Controller, Generator
 from protocol.plans import PrefillPlan
 from protocol.timing import StreamTiming
-from retriever.sharding.shard import Shard
+from retriever.sharding.shard_group import Shard
 from services.serve.caller import PATIENCE_S, DeploymentCaller
 from services.serve.forwarding import forwarded, forwarding
 from services.serve.known_replicas import replicas_of

@@ -3,8 +3,7 @@
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.extractors.given import GivenExtractor, WithGiven
 from retriever.graph.extractors.phrases import Phrases
-from retriever.graph.extractors.rules import rules_fingerprint
-from retriever.graph.extractors.rules_process import RulesProcess
+from retriever.graph.extractors.rules import RulesProcess, rules_fingerprint
 from retriever.settings import GraphSettings
 
 

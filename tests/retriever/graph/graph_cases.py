@@ -9,8 +9,7 @@ from protocol.graph import Triplet
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
-from retriever.graph.graph_indexer import GraphIndexer
-from retriever.graph.group_reader import GroupReader
+from retriever.graph.graph_indexer import GraphIndexer, GroupReader
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.chunker import Chunker
 from retriever.settings import ChunkSettings
@@ -18,7 +17,7 @@ from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.facts import Facts
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
 from retriever.store.store import Store

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from protocol.errors import Unavailable
 from retriever.graph.graph_viewer import GraphViewer
 from retriever.graph.retriever_graph import RetrieverGraph
-from retriever.pace import Pace
+from retriever.settings import Pace
 from retriever.work_thread import WorkThread
 
 

@@ -10,8 +10,7 @@ import pytest
 from protocol.errors import Unavailable
 from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
-from retriever.graph.extractors.rules import RulesExtractor, rules_fingerprint
-from retriever.graph.extractors.rules_process import RulesProcess
+from retriever.graph.extractors.rules import RulesExtractor, RulesProcess, rules_fingerprint
 
 SOURCES = [
     GraphSource("Warsaw lies on the Vistula. It rained.", "Warsaw"),

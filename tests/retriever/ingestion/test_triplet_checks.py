@@ -13,7 +13,7 @@ from retriever.graph.names import LONGEST_NAME, name_key
 from retriever.ingestion.batch_parser import parse_batch
 from retriever.ingestion.document_checks import checked_document
 from retriever.ingestion.upload_intake import body_hash
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 
 BORN = {"head": "Marie Curie", "relation": "born in", "tail": "Warsaw"}
 

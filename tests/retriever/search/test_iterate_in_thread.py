@@ -10,7 +10,7 @@ from varied import varied
 
 from protocol.errors import Unavailable
 from protocol.retrieval import SearchRequest
-from retriever.search.iterate_in_thread import iterate_in_thread
+from retriever.search.stages import iterate_in_thread
 from retriever.settings import IndexSettings
 
 

@@ -11,9 +11,8 @@ from protocol.errors import ConfigError, UnknownCollection, UnknownDocument
 from protocol.retrieval import Lines
 from retriever.store.database import Database
 from retriever.store.documents import Documents
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import ChunkText, IncomingDocument, PreparedChunk
 from retriever.store.orphans import Orphans
-from retriever.store.prepared_chunk import ChunkText, PreparedChunk
 from retriever.store.schema import VERSION
 
 VECTOR = np.zeros(4, np.float32)

@@ -1,11 +1,36 @@
-"""Split a batch of documents by shard."""
+"""Which shard has what: a document, the lines of a batch, an orphan."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 import msgspec
+from blake3 import blake3
+from msgspec.structs import replace
 
+from protocol.documents import Orphan
 from protocol.errors import EmptyDocument
 from retriever.ingestion.batch_parser import batch_lines
+
+
+def globally_numbered(orphans: Iterable[Orphan], shard: int, shards: int) -> list[Orphan]:
+    """Return a shard's orphans, in order, with numbers that are unique over all shards."""
+    return [replace(orphan, number=orphan.number * shards + shard) for orphan in orphans]
+
+
+def by_shard(orphans: Iterable[Orphan], shards: int) -> dict[int, list[Orphan]]:
+    """Group orphans by shard, with the numbers that the shard gave them."""
+    found: dict[int, list[Orphan]] = defaultdict(list)
+    for orphan in orphans:
+        number, shard = divmod(orphan.number, shards)
+        found[shard].append(replace(orphan, number=number))
+    return found
+
+
+def shard_of(shards: int, *names: str) -> int:
+    """Return the shard, from 0, for these names. Evenly distributed, and equal in every process and release."""
+    # Names may contain lone surrogates. The shard refuses them.
+    named = "\0".join(names).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake3(named).digest(length=8), "big") % shards
 
 
 class _Named(msgspec.Struct, frozen=True):
