@@ -11,13 +11,12 @@ from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
 from retriever.graph.retriever_graph import build_graph
 from retriever.index.builder import IndexBuilder
-from retriever.index.catalog import IndexCatalog
+from retriever.index.catalog import IndexCatalog, Rebuilder
 from retriever.index.index_files import IndexFiles, MappedIVFFiles
 from retriever.index.read_write_lock import ReadWriteLock
-from retriever.index.rebuilder import Rebuilder
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.chunker import Chunker
-from retriever.ingestion.committer import Committer, IngestCounts
+from retriever.ingestion.committer import Committer
 from retriever.ingestion.ingester import Ingester
 from retriever.ingestion.reembedding import Reembedding
 from retriever.ingestion.upload_intake import Ingestion, UploadIntake
@@ -28,7 +27,7 @@ from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.machine import warm_up_in_background
 from retriever.reranking.factory import build_reranker, build_reranking
 from retriever.retriever import Retriever
-from retriever.search.searcher import Proposer, Searcher
+from retriever.search.searcher import Searcher
 from retriever.settings import RetrieverSettings
 from retriever.store.attempts import Attempts
 from retriever.store.chunks import Chunks
@@ -69,29 +68,11 @@ def build_retriever(
     catalog = IndexCatalog(database, store.chunks, files, mapped, builder, rebuilder)
     lexical = LexicalCatalog(database, store.chunks, data_dir / "lexical", fingerprint)
     replacement_lock = ReadWriteLock()
-    counts = IngestCounts()
-    searcher = Searcher(
-        store,
-        Proposer(catalog, lexical),
-        embedder,
-        replacement_lock,
-        settings.search,
-        tracer or NoOpTracer(),
-    )
+    searcher = Searcher(store, catalog, lexical, embedder, replacement_lock, settings.search, tracer or NoOpTracer())
     graph = build_graph(settings.graph, settings.pace, store, searcher, embedder)
-    attempts = Attempts("item")
-    committer = Committer(
-        store,
-        attempts,
-        catalog,
-        lexical,
-        replacement_lock,
-        counts,
-        embedder.dimension,
-        fingerprint,
-        on_change=graph.changed if graph else None,
-    )
-    ingester = Ingester(store, attempts, preparer, catalog, committer, settings.pace, counts)
+    on_change = graph.changed if graph else None
+    committer = Committer(store, catalog, lexical, replacement_lock, fingerprint, on_change)
+    ingester = Ingester(store, preparer, catalog, committer, settings.pace)
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
     ingest_thread = WorkThread(
@@ -103,8 +84,8 @@ def build_retriever(
     )
     # Different threads acquire and release it.
     data_lock = FileLock(data_dir / "retriever.lock", thread_local=False)
-    intake = UploadIntake(store, loaders, committer, settings.ingest, counts)
-    ingestion = Ingestion(intake, ingester, ingest_thread, counts)
+    intake = UploadIntake(store, loaders, committer, settings.ingest)
+    ingestion = Ingestion(intake, ingester, ingest_thread, committer.counts)
     return Retriever(
         store=store,
         searcher=graph.searcher if graph else searcher,

@@ -16,6 +16,9 @@ from protocol.errors import RagtreeError
 _BACKGROUND_NICENESS = 10
 _EMBEDDING_NICENESS = 15
 
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 1024 * 1024
+
 
 def search_on_one_core() -> None:
     """Limit this thread to one OpenMP core. Searches run in parallel with each other instead."""
@@ -50,10 +53,6 @@ def _share_cores(niceness: int) -> None:
     with suppress(OSError):
         # Each thread has its own niceness on Linux. The OpenMP threads that it starts inherit it.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-
-
-_M_MMAP_THRESHOLD = -3
-_LARGE_BYTES = 1024 * 1024
 
 
 def return_large_blocks() -> None:

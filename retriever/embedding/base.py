@@ -49,10 +49,9 @@ class Embedder(Protocol):
 
 
 def embed_request(embedder: Embedder, request: EmbeddingRequest) -> Embeddings:
-    """Return the vectors of a caller's texts. No text is cut.
+    """Return the vectors of a caller's texts, none of which is cut.
 
-    Raises UnknownModel, InvalidRequest for other dimensions and for a text that is too long, and what the embedder
-    raises.
+    Raises UnknownModel, InvalidRequest for other dimensions or too long a text, and what the embedder raises.
     """
     if request.model != embedder.name:
         raise UnknownModel(f"The embedder {request.model!r} is not served; use {embedder.name!r}.", "model")

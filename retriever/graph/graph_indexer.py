@@ -24,6 +24,9 @@ from retriever.store.store import Store
 _log = structlog.get_logger(__name__)
 _CHUNKS_AT_ONCE = 64
 
+_Stated = tuple[UnreadChunk, list[KeyedStatement] | None]
+"""A chunk and its statements; None if it cannot be read."""
+
 
 class Group(NamedTuple):
     """Unread chunks, and the statements of each; None for one that cannot be read.
@@ -55,10 +58,7 @@ class GroupReader:
         self._ahead: Future[Group | None] | None = None
 
     def next(self) -> Group | None:
-        """Return the next group, the same one until it is ``stored``; None if none is left.
-
-        Raises Unavailable, ConfigError, StorageFull, sqlite3.Error.
-        """
+        """Return the next group, the same until it is ``stored``; None at the end. Raises as ``index_next``."""
         if self._current is None:
             self._current = self._following()
         return self._current
@@ -111,10 +111,6 @@ class GroupReader:
             with self._database.write() as transaction:
                 self._attempts.lose(transaction, ids)
             raise
-
-
-_Stated = tuple[UnreadChunk, list[KeyedStatement] | None]
-"""A chunk and its statements; None if it cannot be read."""
 
 
 class GraphIndexer:

@@ -32,6 +32,12 @@ _NEAR_NAME = 0.6
 _CHECKED_AT_ONCE = 256
 """Ranked chunks that are looked up in the store at once. Few of them are gone, so the first ones mostly suffice."""
 
+_GRAPH_WEIGHT = 0.4
+"""How much the graph's best chunk counts. The best one of the search without a graph counts 1."""
+
+_HALF_AT = 10
+"""The place, from 0, at which a chunk of the search without a graph counts half as much as its best one."""
+
 
 class GraphSearcher:
     """Adds a stage to a search: it ranks chunks by the collection's graph.
@@ -164,13 +170,6 @@ class GraphSearcher:
 def _picked(scores: Sequence[float | None], places: Mapping[str, int], ids: Sequence[int]) -> tuple[float | None, ...]:
     """The scores that these chunks have in the search without a graph."""
     return tuple(scores[places[str(id_)]] if str(id_) in places else None for id_ in ids)
-
-
-_GRAPH_WEIGHT = 0.4
-"""How much the graph's best chunk counts. The best one of the search without a graph counts 1."""
-
-_HALF_AT = 10
-"""The place, from 0, at which a chunk of the search without a graph counts half as much as its best one."""
 
 
 def by_place(found: Sequence[int]) -> dict[int, float]:

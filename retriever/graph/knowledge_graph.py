@@ -18,6 +18,18 @@ Weights = npt.NDArray[np.float32]
 _MOST_ITERATIONS = 30
 _TOLERANCE = 1e-4
 
+_HOPS = 2
+"""How often activation spreads from entities over statements to other entities."""
+
+_SPREADING = 50
+"""Statements over which activation spreads in a hop: those that are nearest to the question and to what is active."""
+
+_LEAST_ACTIVATION = 0.04
+_RESTART = 0.5
+
+_CHUNK_RESTART = 0.05
+"""The share of a chunk's score in the restart of the walk, beside 1 for a fully activated entity."""
+
 
 def transition(edges: csr_matrix) -> csr_matrix:
     """Return the matrix that moves a walker along ``edges``, [n, n], symmetric, in proportion to their weights."""
@@ -43,18 +55,6 @@ def personalised_pagerank(moves: csr_matrix, restart: Weights, restart_probabili
         if change < _TOLERANCE:
             break
     return visits
-
-
-_HOPS = 2
-"""How often activation spreads from entities over statements to other entities."""
-
-_SPREADING = 50
-"""Statements over which activation spreads in a hop: those that are nearest to the question and to what is active."""
-
-_LEAST_ACTIVATION = 0.04
-_RESTART = 0.5
-_CHUNK_RESTART = 0.05
-"""The share of a chunk's score in the restart of the walk, beside 1 for a fully activated entity."""
 
 
 class Activation(NamedTuple):

@@ -104,7 +104,7 @@ class IndexBuilder:
         _, sample = self._vectors(transaction, live[:: max(1, len(live) // sample_size)])
 
         def write(folder: Path) -> Trained:
-            parts = self._chunks.vectors(transaction, live, self._dimension)
+            parts = self._chunks.vectors(transaction, live)
             most = int(_SHARE_IN_MEMORY * self._settings.on_disk_bytes / self._vector_bytes)
             return write_lists(folder, sample, parts, len(live), most, self._settings)
 
@@ -114,7 +114,7 @@ class IndexBuilder:
     def _vectors(self, transaction: Transaction, ids: Ids) -> tuple[Ids, Vector]:
         found, vectors, size = np.empty(len(ids), np.int64), np.empty((len(ids), self._dimension), np.float32), 0
         # Each part is copied when it is read, so that they do not lie in memory twice.
-        for part, of_part in self._chunks.vectors(transaction, ids, self._dimension):
+        for part, of_part in self._chunks.vectors(transaction, ids):
             found[size : size + len(part)], vectors[size : size + len(part)] = part, of_part
             size += len(part)
         return found[:size], vectors[:size]

@@ -19,6 +19,12 @@ from retriever.store.chunks import Ids
 _LATEST_WEIGHT = 0.2
 _TIES_GROWTH = 8
 
+Scan = Callable[[Ids, Vector], None]
+"""Writes the best hits of a part, highest score first, into ids and scores, [n]. Unused entries have the id -1."""
+
+SliceScan = Callable[[int, int, Ids, Vector], None]
+"""Writes the best hits of the units from ``begin`` up to ``end``, like ``Scan``."""
+
 
 class StagePlanner:
     """Estimates how long a search takes, and thus into how many stages to cut it.
@@ -56,10 +62,6 @@ def equal_slices(units: int, stages: int) -> tuple[Slice, ...]:
     stages = max(1, min(stages, units))
     edges = [units * stage // stages for stage in range(stages + 1)]
     return tuple(Slice(begin, end) for begin, end in pairwise(edges))
-
-
-Scan = Callable[[Ids, Vector], None]
-"""Writes the best hits of a part, highest score first, into ids and scores, [n]. Unused entries have the id -1."""
 
 
 class TopK:
@@ -103,10 +105,6 @@ class TopK:
             scan(ids, scores)
             if ids[-1] < 0 or scores[-1] < scores[k - 1]:
                 return np.concatenate((self._ids[:k], ids)), np.concatenate((self._scores[:k], scores))
-
-
-SliceScan = Callable[[int, int, Ids, Vector], None]
-"""Writes the best hits of the units from ``begin`` up to ``end``, like ``Scan``."""
 
 
 class FaissIndex:

@@ -15,6 +15,9 @@ from retriever.index.base import Trained
 
 _FORMAT = "ragtree-index-2"
 
+_MAPPED_FORMAT = "ragtree-mapped-1"
+_HEADER_FILE = "header.json"
+
 
 class SavedIndex(NamedTuple):
     """A saved index: its kind, its state when it was built, and its serialized content."""
@@ -65,10 +68,6 @@ class IndexFiles:
 
     def _path(self, collection: int) -> Path:
         return self._folder / f"{collection}.index"
-
-
-_MAPPED_FORMAT = "ragtree-mapped-1"
-_HEADER_FILE = "header.json"
 
 
 class _MappedHeader(msgspec.Struct, frozen=True):

@@ -14,6 +14,9 @@ from retriever.index.faiss_index import FaissIndex, Slice, SliceScan, equal_slic
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 
+POINTS_PER_LIST = 64
+"""Training uses at most this many vectors per centroid."""
+
 
 class Probe(NamedTuple):
     """A query, [1, dimension], with the lists to read and their scores, each [lists], nearest first.
@@ -62,10 +65,6 @@ def listed_ids(index: Any) -> Ids:  # noqa: ANN401 - as Faiss's stubs are
         if lists.list_size(number)
     ]
     return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-
-
-POINTS_PER_LIST = 64
-"""Training uses at most this many vectors per centroid."""
 
 
 class IVFBase(FaissIndex):

@@ -17,6 +17,9 @@ from retriever.store.incoming import ChunkText, PreparedChunk
 MOST_CHUNKS = 16
 """Of one triplet. Otherwise, ten thousand triplets of a long document about one thing would be stated by all of it."""
 
+_CHUNKS_OF_A_PART = 128
+"""About as many as a group of short documents has."""
+
 
 def placed_triplets(chunks: Iterable[str], triplets: Sequence[Triplet]) -> Mapping[int, tuple[Triplet, ...]]:
     """Return the triplets of those chunks of a document that state any, by the chunk's position, in their order.
@@ -56,17 +59,10 @@ class LineCounter:
         self._line = 1
 
     def of(self, start: int, end: int) -> Lines:
-        """Return the lines of the characters from ``start`` up to ``end``, which must be above it.
-
-        ``start`` must not be below that of an earlier call.
-        """
+        """Return the lines of the characters from ``start`` up to ``end``, above it. Starts must not descend."""
         self._line += self._text.count("\n", self._at, start)
         self._at = start
         return Lines(self._line, self._line + self._text.count("\n", start, end - 1))
-
-
-_CHUNKS_OF_A_PART = 128
-"""About as many as a group of short documents has."""
 
 
 class SourceText(NamedTuple):
@@ -147,10 +143,7 @@ class DocumentParts:
         self._position = 0
 
     def next(self) -> list[PreparedChunk]:
-        """Return the next part; an empty list at the end. After an error, the same part is tried again.
-
-        Raises as ``ChunkPreparer.prepare``.
-        """
+        """Return the next part, the same one after an error; empty at the end. Raises as ``prepare``."""
         if self._stated is None:
             # Where a triplet is stated depends on all chunks. Cutting twice costs little beside embedding once.
             texts = (chunk.text for chunk in self._chunker.cut(self._source.text, self._source.title))

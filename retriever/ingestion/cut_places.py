@@ -17,6 +17,26 @@ WINDOW = 65_536
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W_])(?=[ \n])")
 """Where no tokenizer looks back: before a white space that follows a letter or digit."""
 
+_MODIFIER = (
+    r"(?:export|default|public|private|protected|internal|pub(?:\(\w+\))?"
+    r"|static|abstract|final|sealed|async|unsafe|data)"
+)
+_DEFINITION = r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|namespace|CREATE)"
+
+_MARK = r"(?:[@#]|//|/\*| \*|--).*+\n"
+"""A line with a decorator or a comment, which belongs to the definition below it."""
+
+_FENCE = r"^ {0,3}(?:```|~~~)"
+# Repetitions are possessive, because otherwise the memory for going back grows with every line.
+_SECTION = re.compile(
+    rf"(?P<gap>\n[ \t]*+\n)(?=#{{1,6}}[ \t]++\S|(?:{_MARK})*+(?:{_MODIFIER} )*+{_DEFINITION}[ \t]++\S)|{_FENCE}",
+    re.MULTILINE,
+)
+_FENCE_END = re.compile(rf"{_FENCE}[ \t]*+$", re.MULTILINE)
+
+_SEARCH_WINDOW = 65_536
+"""Characters. A search holds the interpreter's lock, for which searches for documents wait."""
+
 
 class PieceStarts:
     """The offsets at which the pieces of a text start: each token, with overlong tokens and gaps split.
@@ -81,26 +101,6 @@ def _seam(part: str, tokens: list[tuple[int, int]]) -> int:
     return start + (end - start - 1) // LONGEST_PIECE * LONGEST_PIECE or len(part)
 
 
-_MODIFIER = (
-    r"(?:export|default|public|private|protected|internal|pub(?:\(\w+\))?"
-    r"|static|abstract|final|sealed|async|unsafe|data)"
-)
-_DEFINITION = r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|namespace|CREATE)"
-_MARK = r"(?:[@#]|//|/\*| \*|--).*+\n"
-"""A line with a decorator or a comment, which belongs to the definition below it."""
-
-_FENCE = r"^ {0,3}(?:```|~~~)"
-# Repetitions are possessive, because otherwise the memory for going back grows with every line.
-_SECTION = re.compile(
-    rf"(?P<gap>\n[ \t]*+\n)(?=#{{1,6}}[ \t]++\S|(?:{_MARK})*+(?:{_MODIFIER} )*+{_DEFINITION}[ \t]++\S)|{_FENCE}",
-    re.MULTILINE,
-)
-_FENCE_END = re.compile(rf"{_FENCE}[ \t]*+$", re.MULTILINE)
-
-_WINDOW = 65_536
-"""Characters. A search holds the interpreter's lock, for which searches for documents wait."""
-
-
 def section_starts(text: str) -> Iterator[int]:
     """Yield the offsets of Markdown headings and of top-level definitions in source code, after a blank line.
 
@@ -136,8 +136,8 @@ class SectionCursor:
 def _first(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str] | None:
     """Return the first match from an offset on, searched for in windows."""
     while at < len(text):
-        found = pattern.search(text, at, at + 2 * _WINDOW)
-        if found and found.start() < at + _WINDOW:
+        found = pattern.search(text, at, at + 2 * _SEARCH_WINDOW)
+        if found and found.start() < at + _SEARCH_WINDOW:
             return found
-        at += _WINDOW
+        at += _SEARCH_WINDOW
     return None

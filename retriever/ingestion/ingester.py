@@ -13,12 +13,14 @@ from protocol.errors import IngestionAbandoned, InternalError, RagtreeError, Sto
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
-from retriever.ingestion.committer import Committer, IngestCounts
+from retriever.ingestion.committer import Committer
 from retriever.settings import Pace
-from retriever.store.attempts import Attempts
 from retriever.store.incoming import IncomingDocument
 from retriever.store.jobs import ItemResult, JobItem
 from retriever.store.store import Store
+
+_log = structlog.get_logger(__name__)
+_TRANSIENT = (Unavailable, StorageFull, sqlite3.Error, OSError)
 
 
 class LongDocument:
@@ -45,10 +47,6 @@ class LongDocument:
         return True
 
 
-_log = structlog.get_logger(__name__)
-_TRANSIENT = (Unavailable, StorageFull, sqlite3.Error, OSError)
-
-
 class _Turn(NamedTuple):
     """A tenant's next group."""
 
@@ -72,22 +70,14 @@ class Ingester:
     """
 
     def __init__(
-        self,
-        store: Store,
-        attempts: Attempts,
-        preparer: ChunkPreparer,
-        catalog: IndexCatalog,
-        committer: Committer,
-        pace: Pace,
-        counts: IngestCounts,
+        self, store: Store, preparer: ChunkPreparer, catalog: IndexCatalog, committer: Committer, pace: Pace
     ) -> None:
         self._store = store
-        self._attempts = attempts
+        self._attempts = committer.attempts
         self._preparer = preparer
         self._catalog = catalog
         self._committer = committer
         self._pace = pace
-        self._counts = counts
         self._long: LongDocument | None = None
         self._long_is_next = False
         self._last_tenant = ""
@@ -156,7 +146,7 @@ class Ingester:
                 # What an earlier call has tried, and is still to be done, would not be to blame if this one ended.
                 self._attempts.take_back(transaction)
                 self._attempts.begin(transaction, [item.seq for item in group])
-                self._store.jobs.start(transaction, group)
+                self._store.jobs.mark(transaction, group, "in_progress")
             if lost >= MOST_ATTEMPTS:
                 reason = f"the retriever ended {lost} times while it ingested this document; it is not tried again"
                 self._fail(group[0], IngestionAbandoned(reason))
@@ -166,7 +156,7 @@ class Ingester:
             self._fail_jobs(group, error)
         except Unavailable:
             with self._store.database.write() as transaction:
-                self._store.jobs.requeue(transaction, group)
+                self._store.jobs.mark(transaction, group, "queued")
             raise
 
     def _ingest_or_split(self, group: Sequence[JobItem]) -> None:
@@ -241,4 +231,4 @@ class Ingester:
             failed = sum(self._store.jobs.fail_rest(transaction, job_id, error.code, error.message) for job_id in jobs)
         if self._long and self._long.item.job_id in jobs:
             self._long = None
-        self._counts.add(["failed"] * failed)
+        self._committer.counts.add(["failed"] * failed)

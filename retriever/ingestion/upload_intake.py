@@ -8,9 +8,8 @@ from msgspec import UNSET
 
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import Overloaded, UnknownDocument
-from retriever.ingestion.batch_parser import ParsedBatch, parse_batch
 from retriever.ingestion.committer import Committer, IngestCounts
-from retriever.ingestion.document_checks import checked_document, checked_name
+from retriever.ingestion.document_checks import ParsedBatch, checked_document, checked_name, parse_batch
 from retriever.ingestion.ingester import Ingester
 from retriever.loaders.registry import LoaderRegistry
 from retriever.settings import IngestSettings
@@ -26,25 +25,16 @@ def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
 class UploadIntake:
     """Records uploads and deletions in the store. When a call returns, its change survives a crash."""
 
-    def __init__(
-        self,
-        store: Store,
-        loaders: LoaderRegistry,
-        committer: Committer,
-        settings: IngestSettings,
-        counts: IngestCounts,
-    ) -> None:
+    def __init__(self, store: Store, loaders: LoaderRegistry, committer: Committer, settings: IngestSettings) -> None:
         self._store = store
         self._loaders = loaders
         self._committer = committer
         self._settings = settings
-        self._counts = counts
 
     def put_document(self, tenant: str, collection: str, upload: DocumentUpload, key: str | None) -> IngestJob:
         """Create a job that ingests a document.
 
-        Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded if the queue is
-        full.
+        Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded for a full queue.
         """
         loaded = self._loaders.load(upload.content, upload.media_type, upload.filename or upload.document_id)
         title = upload.title or loaded.title
@@ -102,7 +92,7 @@ class UploadIntake:
             )
             if key:
                 self._store.jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
-        self._counts.add(["failed"] * len(batch.errors))
+        self._committer.counts.add(["failed"] * len(batch.errors))
         return job
 
 

@@ -12,6 +12,19 @@ MOST_BYTES = 256 * 1024 * 1024
 
 _ENCRYPTED = 0x1
 
+_COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+"""Office wraps an encrypted file into its format of before 2007."""
+
+_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
+_MAIN_TYPES = {
+    "DOCX": b"wordprocessingml.document.main+xml",
+    "PPTX": b"presentationml.presentation.main+xml",
+    "XLSX": b"spreadsheetml.sheet.main+xml",
+}
+
+_PROLOG = 64 * 1024
+"""Bytes in which a document type would be declared. The parsers expand no entity in any case."""
+
 
 def open_archive(content: bytes, kind: str) -> ZipFile:
     """Open the archive that a document of ``kind``, such as ``DOCX``, consists of.
@@ -31,19 +44,6 @@ def open_archive(content: bytes, kind: str) -> ZipFile:
     if any(file.flag_bits & _ENCRYPTED for file in files):
         raise EncryptedDocument(f"the {kind} requires a password")
     return archive
-
-
-_COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""Office wraps an encrypted file into its format of before 2007."""
-
-_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
-_MAIN_TYPES = {
-    "DOCX": b"wordprocessingml.document.main+xml",
-    "PPTX": b"presentationml.presentation.main+xml",
-    "XLSX": b"spreadsheetml.sheet.main+xml",
-}
-_PROLOG = 64 * 1024
-"""Bytes in which a document type would be declared. The parsers expand no entity in any case."""
 
 
 def check_office_package(content: bytes, kind: str) -> None:

@@ -11,6 +11,9 @@ from retriever.loaders.base import LoadedText, decode_whole, joined
 _BLOCK_CHARACTERS = 800
 """A chunk of 512 tokens holds at least two blocks of usual text, so each chunk can begin with the column names."""
 
+_DELIMITERS = ",;\t|"
+_QUOTED = re.compile(r'"[^"]*"')
+
 
 def table_blocks(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a table as blocks of lines ``a | b | c``, without empty rows.
@@ -39,10 +42,6 @@ def _line(row: Sequence[str]) -> str:
 def _block(header: str, lines: list[str], first: int) -> str:
     heading = [] if first == 2 else [f"### Rows {first} to {first + len(lines) - 1}"]
     return "\n".join([*heading, header, *lines])
-
-
-_DELIMITERS = ",;\t|"
-_QUOTED = re.compile(r'"[^"]*"')
 
 
 def load_csv(content: bytes) -> LoadedText:

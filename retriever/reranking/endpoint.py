@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import httpx
 import msgspec
@@ -13,11 +13,19 @@ from protocol.retrieval import RerankFailure
 from retriever.reranking.base import Scores
 from retriever.settings import EndpointRerankerSettings
 
+_LONGEST_REPLY = 4 * 1024 * 1024
+"""In bytes. Some endpoints send the texts back."""
 
-class Rank(NamedTuple):
-    """The score of the text at ``place``, counted from 0."""
+_CONNECTIONS = 32
+"""Requests at once."""
 
-    place: int
+_OVERLOADED = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+class Rank(msgspec.Struct):
+    """The score of the text at ``index``, counted from 0."""
+
+    index: int
     score: float
 
 
@@ -27,13 +35,12 @@ class EndpointShape(Protocol):
     def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
         """The body that asks for the ``wanted`` best texts, or for all of them."""
 
-    def ranks(self, reply: bytes | bytearray) -> list[Rank]:
+    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
         """The scores in a reply. Raises msgspec.DecodeError."""
 
 
-class _CohereRank(msgspec.Struct):
-    index: int
-    relevance_score: float
+class _CohereRank(Rank):
+    score: float = msgspec.field(name="relevance_score")
 
 
 class _CohereReply(msgspec.Struct):
@@ -48,15 +55,9 @@ class CohereShape:
         named = {} if model is None else {"model": model}
         return {**named, "query": query, "documents": texts, "top_n": min(wanted, len(texts))}
 
-    def ranks(self, reply: bytes | bytearray) -> list[Rank]:
+    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
         """``{results: [{index, relevance_score}]}``."""
-        results = msgspec.json.decode(reply, type=_CohereReply).results
-        return [Rank(result.index, result.relevance_score) for result in results]
-
-
-class _TeiRank(msgspec.Struct):
-    index: int
-    score: float
+        return msgspec.json.decode(reply, type=_CohereReply).results
 
 
 class TeiShape:
@@ -66,22 +67,13 @@ class TeiShape:
         """``{query, texts, truncate}``. Without ``truncate``, it refuses texts that are too long for its model."""
         return {"query": query, "texts": texts, "truncate": True}
 
-    def ranks(self, reply: bytes | bytearray) -> list[Rank]:
+    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
         """``[{index, score}]``."""
-        return [Rank(result.index, result.score) for result in msgspec.json.decode(reply, type=list[_TeiRank])]
+        return msgspec.json.decode(reply, type=list[Rank])
 
 
 SHAPES: Mapping[str, EndpointShape] = {"cohere": CohereShape(), "tei": TeiShape()}
 """By the name in the configuration."""
-
-
-_LONGEST_REPLY = 4 * 1024 * 1024
-"""In bytes. Some endpoints send the texts back."""
-
-_CONNECTIONS = 32
-"""Requests at once."""
-
-_OVERLOADED = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 class EndpointReranker:
@@ -146,9 +138,9 @@ class EndpointReranker:
 def _by_text(ranks: Sequence[Rank], count: int) -> Scores:
     scores: list[float | None] = [None] * count
     for rank in ranks:
-        if not 0 <= rank.place < count:
-            raise RerankFailed(f"a score for text {rank.place} of {count}", failure=RerankFailure.INVALID)
-        if scores[rank.place] is not None:
-            raise RerankFailed(f"two scores for text {rank.place}", failure=RerankFailure.INVALID)
-        scores[rank.place] = rank.score
+        if not 0 <= rank.index < count:
+            raise RerankFailed(f"a score for text {rank.index} of {count}", failure=RerankFailure.INVALID)
+        if scores[rank.index] is not None:
+            raise RerankFailed(f"two scores for text {rank.index}", failure=RerankFailure.INVALID)
+        scores[rank.index] = rank.score
     return scores

@@ -15,6 +15,11 @@ from retriever.reranking.base import Score, Scores, Search
 from retriever.search.stages import first
 from retriever.settings import RerankStageSettings
 
+_log = structlog.get_logger(__name__)
+
+_LASTING = {RerankFailure.TIMEOUT, RerankFailure.UNAVAILABLE}
+"""Failures that the next request is likely to meet, too."""
+
 
 class Circuit:
     """Lets every call through until one fails. From then on, it lets one through every ``pause_s`` seconds.
@@ -43,12 +48,6 @@ class Circuit:
     def failed(self) -> None:
         """Record that a call has failed, which breaks the circuit."""
         self._next_at = self._clock() + self._pause_s
-
-
-_log = structlog.get_logger(__name__)
-
-_LASTING = {RerankFailure.TIMEOUT, RerankFailure.UNAVAILABLE}
-"""Failures that the next request is likely to meet, too."""
 
 
 class RerankStage:

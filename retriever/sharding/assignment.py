@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from protocol.documents import Orphan
 from protocol.errors import EmptyDocument
-from retriever.ingestion.batch_parser import batch_lines
+from retriever.ingestion.document_checks import batch_lines
 
 
 def globally_numbered(orphans: Iterable[Orphan], shard: int, shards: int) -> list[Orphan]:

@@ -10,10 +10,7 @@ from retriever.store.jobs import ERRORS_KEPT
 
 
 def merged_page(pages: Sequence[DocumentPage], limit: int) -> DocumentPage:
-    """Merge the pages of all shards, each with up to ``limit`` documents after the same id, into one page.
-
-    Cursors are document ids.
-    """
+    """Merge the pages of all shards, each with up to ``limit`` documents after the same id, which cursors are."""
     documents = sorted((info for page in pages for info in page.documents), key=lambda info: info.document_id)
     more = len(documents) > limit or any(page.next_cursor is not None for page in pages)
     return DocumentPage(tuple(documents[:limit]), documents[:limit][-1].document_id if more else None)

@@ -67,10 +67,7 @@ class ShardGroup:
         return self._shards[number]
 
     async def ready(self) -> None:
-        """Check every shard again. Return if all are ready or, with partial answers, at least one.
-
-        Otherwise raises the error of a shard, or ShardTimeout.
-        """
+        """Check every shard again. Raises an error of theirs unless all are ready or, with partial answers, one."""
         errors = await asyncio.gather(*map(self._readiness_error, self.numbers))
         lost = {number: error for number, error in enumerate(errors) if error is not None}
         if lost.keys() != self._lost.keys():

@@ -54,10 +54,7 @@ class ShardedRetriever:
         self._reranked = itertools.count()
 
     async def ready(self) -> None:
-        """Return if searches can be served: by every shard or, with partial answers, by at least one.
-
-        Otherwise raises the error of a shard, or ShardTimeout.
-        """
+        """Return if every shard or, with partial answers, one can search. Raises a shard's error, or ShardTimeout."""
         await self._shards.ready()
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:

@@ -42,10 +42,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """Run the block in a transaction, committed at its end and rolled back if the block or the commit fails.
-
-        Raises StorageFull if the disk is full.
-        """
+        """Run the block in a transaction, rolled back if it or the commit fails. Raises StorageFull."""
         with self._write_lock, _storage_errors():
             self._writer.execute("BEGIN IMMEDIATE")
             try:

@@ -11,6 +11,8 @@ from protocol.graph import Triplet
 from protocol.retrieval import Lines
 from retriever.embedding.base import Vector
 
+_decoder = msgspec.json.Decoder(tuple[Triplet, ...])
+
 
 class IncomingDocument(msgspec.Struct, frozen=True):
     """A checked document that is not stored yet. Queued jobs keep it encoded as MessagePack.
@@ -54,9 +56,6 @@ class PreparedChunk(NamedTuple):
     embedding: Vector
     lines: Lines
     triplets: tuple[Triplet, ...] = ()
-
-
-_decoder = msgspec.json.Decoder(tuple[Triplet, ...])
 
 
 def stored(triplets: Sequence[Triplet]) -> str | None:

@@ -160,13 +160,13 @@ class Jobs:
         row = transaction.execute("SELECT payload FROM job_items WHERE seq = ?", (item.seq,)).fetchone()
         return None if row is None else msgspec.msgpack.decode(row["payload"], type=IncomingDocument)
 
-    def start(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
-        """Mark the jobs of a group as in progress."""
-        self._set_status(transaction, items, "in_progress")
-
-    def requeue(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
-        """Mark the jobs of a group as queued again."""
-        self._set_status(transaction, items, "queued")
+    def mark(
+        self, transaction: Transaction, items: Sequence[JobItem], status: Literal["queued", "in_progress"]
+    ) -> None:
+        """Mark the jobs of a group that have not ended."""
+        update = "UPDATE jobs SET status = ?, updated_at = ? WHERE id = ? AND status IN ('queued', 'in_progress')"
+        now = self._clock()
+        transaction.executemany(update, [(status, now, job_id) for job_id in {item.job_id for item in items}])
 
     def still_queued(self, transaction: Transaction, items: Sequence[JobItem]) -> set[int]:
         """Return the ``seq`` of those items that are still in the queue."""
@@ -232,11 +232,6 @@ class Jobs:
                 *(msgspec.json.encode(kept).decode(), self._clock(), job_id),
             ),
         )
-
-    def _set_status(self, transaction: Transaction, items: Sequence[JobItem], status: str) -> None:
-        update = "UPDATE jobs SET status = ?, updated_at = ? WHERE id = ? AND status IN ('queued', 'in_progress')"
-        now = self._clock()
-        transaction.executemany(update, [(status, now, job_id) for job_id in {item.job_id for item in items}])
 
     def _row(self, transaction: Transaction, job_id: str) -> sqlite3.Row:
         row: sqlite3.Row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()

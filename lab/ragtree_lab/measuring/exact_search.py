@@ -33,7 +33,7 @@ class ExactSearch:
             assert key is not None, "only the default collection may lack a key"
             self._collection = key
             stored = self._chunks.ids(transaction, key)
-            for ids, vectors in self._chunks.vectors(transaction, stored, self._embedder.dimension):
+            for ids, vectors in self._chunks.vectors(transaction, stored):
                 self._index.add(ids, vectors)
 
     async def search(self, question: str, top_k: int) -> list[str]:

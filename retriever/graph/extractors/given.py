@@ -85,10 +85,7 @@ class WithGiven:
         return self._extractor.fingerprint
 
     def extract(self, sources: Sequence[GraphSource]) -> list[Sequence[Statement] | None]:
-        """Return the statements of each chunk; None for one that cannot be read and has no triplets.
-
-        Raises what the extractor raises.
-        """
+        """Return each chunk's statements; None if it cannot be read and has no triplets. Raises as the extractor."""
         read = self._extractor.extract([source._replace(triplets=()) for source in sources])
         return [
             _joined(found or (), placed(source.text, source.triplets)) if source.triplets else found

@@ -19,6 +19,21 @@ from retriever.graph.names import LONGEST_NAME, name_key, tidy
 
 Matrix = npt.NDArray[np.float32]
 
+VERBS = frozenset({"AUX", "VERB"})
+
+_MOST_NAMES = 32
+"""Of one sentence, in the order of the text. A table without full stops must not fill the graph."""
+
+_MOST_CHARACTERS = 2000
+"""Of a question. spaCy holds the interpreter's lock, for this number a quarter of a second at most."""
+
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
+"""No name has such a word, and spaCy takes time that grows with the square of its length: half a minute for 20,000
+signs that it takes for suffixes."""
+
+_NO_NAMES = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
+_UNNAMED = frozenset({"ADP", "CCONJ", "DET", "PART", "PRON", "PUNCT", "SCONJ", "SPACE", "SYM"})
+
 
 class BlasOps(NumpyOps):  # type: ignore[misc]  # thinc has no types
     """thinc's operations on numpy arrays, with another matrix product.
@@ -36,22 +51,6 @@ class BlasOps(NumpyOps):  # type: ignore[misc]  # thinc has no types
         right: Any = y.T if trans2 else y
         product: Matrix = np.matmul(left, right, out=out)
         return product
-
-
-VERBS = frozenset({"AUX", "VERB"})
-
-_MOST_NAMES = 32
-"""Of one sentence, in the order of the text. A table without full stops must not fill the graph."""
-
-_MOST_CHARACTERS = 2000
-"""Of a question. spaCy holds the interpreter's lock, for this number a quarter of a second at most."""
-
-_LONG_WORD = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
-"""No name has such a word, and spaCy takes time that grows with the square of its length: half a minute for 20,000
-signs that it takes for suffixes."""
-
-_NO_NAMES = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
-_UNNAMED = frozenset({"ADP", "CCONJ", "DET", "PART", "PRON", "PUNCT", "SCONJ", "SPACE", "SYM"})
 
 
 class Phrases:

@@ -16,6 +16,12 @@ _SPACE = re.compile(r"\s*")
 # Models write line breaks into strings as they are.
 _DECODER = json.JSONDecoder(strict=False)
 
+_MOST_TRIPLETS = 64
+"""Of one chunk, the first ones. A model that repeats itself must not fill the graph."""
+
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and halves of a character. JSON can spell both, but the store cannot keep the latter."""
+
 
 class Answer(NamedTuple):
     """The triplets of an answer, and whether its list of them ``begins`` and is ``whole``.
@@ -73,13 +79,6 @@ def _triplet(item: object) -> Triplet | None:
         case str(head), str(relation), str(tail):
             return Triplet(head, relation, tail)
     return None
-
-
-_MOST_TRIPLETS = 64
-"""Of one chunk, the first ones. A model that repeats itself must not fill the graph."""
-
-_NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and halves of a character. JSON can spell both, but the store cannot keep the latter."""
 
 
 def tidied(triplets: Iterable[Triplet]) -> list[Triplet]:
