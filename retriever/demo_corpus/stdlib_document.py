@@ -5,7 +5,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 from typing import Literal
@@ -50,27 +50,27 @@ def module_document(name: str, docstring: str | None, members: Sequence[StdlibDo
 
 def function_document(node: ast.FunctionDef | ast.AsyncFunctionDef, module: str) -> StdlibDocument | None:
     """Create the document of a function: signature and docstring. None without a docstring."""
-    docstring = ast.get_docstring(node)
-    if not docstring:
-        return None
     name = f"{module}.{node.name}"
-    return document("function", name, module, f"{_signature(node, name)}\n\n{docstring}")
+    return _described("function", name, _signature(node, name), ast.get_docstring(node))
 
 
 def class_document(node: ast.ClassDef, module: str) -> StdlibDocument | None:
     """Create the document of a class: constructor, docstring and method summaries. None without a docstring."""
-    docstring = ast.get_docstring(node)
-    if not docstring:
-        return None
     name = f"{module}.{node.name}"
     methods = [child for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
     makers = [_signature(method, name, bound=True) for method in methods if method.name in ("__init__", "__new__")]
-    made = makers[0] if makers else name
-    parts = [f"class {made}", docstring]
-    described = [line for line in (_method_line(method) for method in methods) if line]
-    if described:
-        parts.append("Methods:\n" + "\n".join(described))
-    return document("class", name, module, "\n\n".join(parts))
+    return _described("class", name, makers[0] if makers else name, ast.get_docstring(node), map(_method_line, methods))
+
+
+def _described(
+    kind: Kind, name: str, call: str, docstring: str | None, methods: Iterable[str | None] = ()
+) -> StdlibDocument | None:
+    if not docstring:
+        return None
+    parts = [f"class {call}" if kind == "class" else call, docstring]
+    if lines := [line for line in methods if line]:
+        parts.append("Methods:\n" + "\n".join(lines))
+    return document(kind, name, name.rpartition(".")[0], "\n\n".join(parts))
 
 
 def _method_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
@@ -123,17 +123,11 @@ def extension_members(source: str, module: str, names: Mapping[str, str] | None 
 
 def _member(imported: ModuleType, name: str, qualified: str) -> StdlibDocument | None:
     member = getattr(imported, name, None)
-    docstring = inspect.getdoc(member) if inspect.isclass(member) or inspect.isroutine(member) else None
-    if not docstring:
-        return None
-    module = qualified.rpartition(".")[0]
-    kind: Kind = "class" if inspect.isclass(member) else "function"
-    parts = [f"{'class ' if kind == 'class' else ''}{qualified}{_parameters(member)}", docstring]
+    call = f"{qualified}{_parameters(member)}"
     if inspect.isclass(member):
-        methods = [_method_summary(name, method) for name, method in vars(member).items() if not name.startswith("_")]
-        if any(methods):
-            parts.append("Methods:\n" + "\n".join(line for line in methods if line))
-    return document(kind, qualified, module, "\n\n".join(parts))
+        methods = (_method_summary(name, method) for name, method in vars(member).items() if not name.startswith("_"))
+        return _described("class", qualified, call, inspect.getdoc(member), methods)
+    return _described("function", qualified, call, inspect.getdoc(member)) if inspect.isroutine(member) else None
 
 
 def _method_summary(name: str, method: object) -> str | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from protocol.errors import RagtreeError
+from protocol.graph import Triplet
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.embedding.base import Embedder, Vector
 from retriever.graph.extractors.base import Extractor, ExtractorEnded, GraphSource, Statement
@@ -18,7 +19,7 @@ from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.names import LONGEST_NAME, name_key
 from retriever.store.attempts import Attempts
 from retriever.store.database import Database, Transaction
-from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
+from retriever.store.facts import Facts, KeyedStatement, UnreadChunk
 from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -232,7 +233,7 @@ def _keyed(chunk: UnreadChunk, statements: Iterable[Statement], vectors: Mapping
 def _keyed_statement(statement: Statement, embedding: Vector) -> KeyedStatement:
     keys = dict.fromkeys(key for name in statement.names if (key := name_key(name)))
     relations = dict.fromkeys(
-        KeyedRelation(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
+        Triplet(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets
     )
     # A name that is too long, or has no letter, is no entity. So nothing is related to it. Nor is a clause a relation.
     kept = tuple(

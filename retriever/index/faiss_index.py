@@ -148,11 +148,7 @@ class FaissIndex:
     def _changing(self) -> Iterator[None]:
         with self._lock.writing():
             yield
-            self._changed()
-
-    def _changed(self) -> None:
-        """Record a change. The caller holds the lock for writing."""
-        self._version += 1
+            self._version += 1
 
     def _staged(
         self, k: int, slices: Sequence[Slice], version: int, scan: SliceScan, planner: StagePlanner, units: int

@@ -42,13 +42,9 @@ UNTYPED = ("", "application/octet-stream")
 
 # The mimetypes module reads system files, so its answers differ between machines.
 _SUFFIXES = {
-    ".txt": "text/plain",
-    ".text": "text/plain",
-    ".rst": "text/plain",
-    ".md": "text/markdown",
-    ".markdown": "text/markdown",
-    ".html": "text/html",
-    ".htm": "text/html",
+    **dict.fromkeys((".txt", ".text", ".rst"), "text/plain"),
+    **dict.fromkeys((".md", ".markdown"), "text/markdown"),
+    **dict.fromkeys((".html", ".htm"), "text/html"),
     ".xhtml": "application/xhtml+xml",
     ".pdf": "application/pdf",
     ".docx": f"{_OFFICE}wordprocessingml.document",
@@ -58,8 +54,7 @@ _SUFFIXES = {
     ".csv": "text/csv",
     ".tsv": "text/tab-separated-values",
     ".json": JSON_DOCUMENT,
-    ".jsonl": JSON_LINES,
-    ".ndjson": JSON_LINES,
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
     **dict.fromkeys(SOURCE_SUFFIXES, SOURCE_CODE),
 }
 

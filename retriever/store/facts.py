@@ -29,24 +29,16 @@ class UnreadChunk(NamedTuple):
     triplets: tuple[Triplet, ...] = ()
 
 
-class KeyedRelation(NamedTuple):
-    """A relation between the entities with these keys."""
-
-    head: str
-    relation: str
-    tail: str
-
-
 class KeyedStatement(NamedTuple):
     """A statement on its way into the store: characters ``first`` to ``last`` of its chunk's text.
 
-    ``keys`` are those of its entities, ``relations`` are between them, and ``embedding`` has the shape [dimension].
+    ``keys`` are those of its entities, ``relations`` are between these, and ``embedding`` has the shape [dimension].
     """
 
     first: int
     last: int
     keys: tuple[str, ...]
-    relations: tuple[KeyedRelation, ...]
+    relations: tuple[Triplet, ...]
     embedding: Vector
 
 

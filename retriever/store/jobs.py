@@ -87,13 +87,13 @@ class Jobs:
         """Create a queued job from documents with their line numbers, and from the errors of invalid lines."""
         job_id = f"job_{uuid.uuid4().hex}"
         now = self._clock()
-        transaction.execute(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?)",
+        job: sqlite3.Row = transaction.execute(
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?) RETURNING *",
             (
                 *(job_id, tenant, name, "queued" if documents else "failed", len(documents) + len(errors)),
                 *(len(errors), msgspec.json.encode(errors[:ERRORS_KEPT]).decode(), now, now),
             ),
-        )
+        ).fetchone()
         payloads = ((line, document, msgspec.msgpack.encode(document)) for line, document in documents)
         transaction.executemany(
             """INSERT INTO job_items (job, tenant, collection, document_id, line, bytes, payload)
@@ -103,7 +103,7 @@ class Jobs:
                 for line, document, payload in payloads
             ],
         )
-        return _job(self._row(transaction, job_id))
+        return _job(job)
 
     def get(self, transaction: Transaction, tenant: str, job_id: str) -> IngestJob:
         """Return the current state of a job. Raises UnknownJob."""
@@ -218,7 +218,7 @@ class Jobs:
         transaction.execute("DELETE FROM claimed_keys WHERE since < ?", (self._clock() - 2 * older_than_s,))
 
     def _count(self, transaction: Transaction, job_id: str, counts: Counter[Outcome], errors: list[JobError]) -> None:
-        row = self._row(transaction, job_id)
+        row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         stored, unchanged = row["stored"] + counts["stored"], row["unchanged"] + counts["unchanged"]
         status = row["status"]
         if transaction.execute("SELECT 1 FROM job_items WHERE job = ? LIMIT 1", (job_id,)).fetchone() is None:
@@ -232,10 +232,6 @@ class Jobs:
                 *(msgspec.json.encode(kept).decode(), self._clock(), job_id),
             ),
         )
-
-    def _row(self, transaction: Transaction, job_id: str) -> sqlite3.Row:
-        row: sqlite3.Row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return row
 
 
 def _check_hash(row: sqlite3.Row, body_hash: str) -> None:

@@ -47,11 +47,6 @@ class RulesExtractor:
     def __init__(self, phrases: Phrases) -> None:
         self._phrases = phrases
 
-    @property
-    def fingerprint(self) -> str:
-        """The versions of rules and model."""
-        return rules_fingerprint(self._phrases)
-
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
         """Return the sentences of each chunk that name an entity."""
         with self._phrases.reading():
@@ -61,9 +56,6 @@ class RulesExtractor:
             return [
                 _statements(doc, titles.get(source.title or "", ())) for source, doc in zip(sources, docs, strict=True)
             ]
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 def _statements(doc: Doc, title: Sequence[str]) -> list[Statement]:

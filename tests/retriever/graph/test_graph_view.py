@@ -11,10 +11,10 @@ from sharded_cases import running_shards
 
 from protocol.documents import CollectionInfo
 from protocol.errors import NoGraph, UnknownCollection, UnknownEntity
-from protocol.graph import GraphRequest, GraphSize, GraphState, GraphView, ViewedEntity, ViewedRelation
+from protocol.graph import GraphRequest, GraphSize, GraphState, GraphView, Triplet, ViewedEntity, ViewedRelation
 from retriever.graph.graph_viewer import GraphViewer
 from retriever.settings import GraphSettings
-from retriever.store.facts import Facts, KeyedRelation, KeyedStatement, UnreadChunk
+from retriever.store.facts import Facts, KeyedStatement, UnreadChunk
 
 CHAIN = "Alice met Bert. Bert met Carol. Carol met Dora. Dora met Emil."
 
@@ -65,7 +65,7 @@ def add_facts(store: GraphStore, facts: list[tuple[str, str, str]], document: st
     vector = np.zeros(store.embedder.dimension, np.float32)
     keys = dict.fromkeys(end for head, _, tail in facts for end in (head, tail))
     statements = [
-        KeyedStatement(0, 1, tuple(dict.fromkeys((head, tail))), (KeyedRelation(head, relation, tail),), vector)
+        KeyedStatement(0, 1, tuple(dict.fromkeys((head, tail))), (Triplet(head, relation, tail),), vector)
         for head, relation, tail in facts
     ]
     collection = store.collection()

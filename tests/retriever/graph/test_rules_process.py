@@ -39,7 +39,6 @@ def worker_of(process: RulesProcess) -> int:
 def test_it_finds_what_the_extractor_finds_in_this_process(process, phrases):
     here = RulesExtractor(phrases)
     assert process.extract(SOURCES) == here.extract(SOURCES)
-    assert process.fingerprint == here.fingerprint
 
 
 def test_one_worker_reads_group_after_group(process):
