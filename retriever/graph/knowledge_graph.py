@@ -1,6 +1,6 @@
 """A collection's graph in memory, and what a question activates in it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from scipy.sparse import bmat, csr_matrix, diags
 
 from retriever.embedding.base import Vector
-from retriever.graph.paths import Allowed, FoundPath, PathFinder
+from retriever.graph.paths import Allowed, PathFinder
 from retriever.store.chunks import Ids
 from retriever.store.facts import GraphArrays
 
@@ -77,6 +77,7 @@ class KnowledgeGraph:
     It is searched as LinearRAG does (Zhuang et al. 2025, "LinearRAG: Linear Graph Retrieval Augmented Generation on
     Large-scale Corpora"): activation spreads from the entities of a question over statements that are near to it, and a
     personalised PageRank over entities and chunks ranks the chunks. Relations name what was found, and rank nothing.
+    ``paths`` finds those that they make up.
     """
 
     def __init__(self, arrays: GraphArrays) -> None:
@@ -90,7 +91,7 @@ class KnowledgeGraph:
         # With the store's 16-bit numbers, each search would spend most of its time on converting them.
         self._entity_embeddings = arrays.entity_embeddings.astype(np.float32)
         self._statement_embeddings = arrays.statement_embeddings.astype(np.float32)
-        self._paths = PathFinder(
+        self.paths = PathFinder(
             arrays.entities, self._relations, self._relation_ends, self._relation_rows, self._statement_embeddings
         )
         self._mentions = self._mention_matrix(arrays.mentions)
@@ -188,15 +189,6 @@ class KnowledgeGraph:
         weights = stated[self._relation_rows[places]] * ends
         order = np.argsort(-weights, kind="stable")[:count]
         return {int(self._relations[places[at]]): float(weights[at]) for at in order if weights[at] > 0}
-
-    def paths_from(
-        self, entities: Sequence[int], near: Vector, hops: int, count: int, allowed: Allowed | None = None
-    ) -> list[FoundPath]:
-        """Return several times ``count`` paths from these entities, given by id, best first.
-
-        They have 1 to ``hops`` steps. ``near`` are the statements' cosines, [s]. Only ``allowed`` ones [s] are used.
-        """
-        return self._paths.from_roots(self.rows_of(entities), near, hops, count, allowed)
 
     def _spread_over(self, rows: npt.NDArray[np.int64], weights: Weights, used: dict[int, float]) -> Weights:
         """Return the activation of the entities that the best of these statements mention."""

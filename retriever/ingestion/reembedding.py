@@ -9,7 +9,7 @@ from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts, SourceText
 from retriever.store.attempts import Attempts
-from retriever.store.incoming import PreparedChunk, read
+from retriever.store.incoming import PreparedChunk, read_triplets
 from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -37,8 +37,8 @@ class Reembedding:
         self._attempts = attempts
         self._group_bytes = group_bytes
 
-    def run(self) -> int:
-        """Return how many documents there were. Raises what the embedder raises, and StorageFull."""
+    def run(self) -> None:
+        """Convert the store. Raises what the embedder raises, and StorageFull."""
         with self._store.database.read() as transaction:
             outdated = "SELECT count(*) FROM documents WHERE fingerprint != ?"
             total = int(transaction.execute(outdated, (self._preparer.fingerprint,)).fetchone()[0])
@@ -61,7 +61,6 @@ class Reembedding:
                 raise
             done += len(group)
             _log.info("documents re-embedded", done=done, total=total)
-        return done
 
     def _group(self, rows: Sequence[_Outdated], lost: dict[int, int]) -> list[_Outdated]:
         """The first rows that fit a group: at least one; a document that a process did not survive is alone."""
@@ -107,7 +106,7 @@ class Reembedding:
         with self._store.database.read() as transaction:
             text_of = "SELECT text, title, triplets FROM documents WHERE id = ?"
             rows = [transaction.execute(text_of, (row.id,)).fetchone() for row in group]
-        return [SourceText(row["text"], row["title"], read(row["triplets"])) for row in rows]
+        return [SourceText(row["text"], row["title"], read_triplets(row["triplets"])) for row in rows]
 
     def _prepared(self, sources: Sequence[SourceText]) -> list[list[PreparedChunk]]:
         try:

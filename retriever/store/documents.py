@@ -13,7 +13,7 @@ from protocol.filters import Attributes
 from protocol.retrieval import SearchKind, StoreRevision
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import kind_of
-from retriever.store.incoming import IncomingDocument, PreparedChunk, stored
+from retriever.store.incoming import IncomingDocument, PreparedChunk, stored_triplets
 from retriever.store.orphans import Orphans
 
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
@@ -197,7 +197,7 @@ class Documents:
                 *(len(document.text.encode()), msgspec.json.encode(document.attributes).decode()),
                 *(document.content_hash, fingerprint, now, now),
                 msgspec.json.encode(document.pages).decode() if document.pages else None,
-                stored(document.triplets),
+                stored_triplets(document.triplets),
             ),
         ).fetchone()
         key = int(row["id"])
@@ -220,7 +220,7 @@ def _rows(position: int, chunks: Iterable[PreparedChunk]) -> Iterator[tuple[obje
         chunk, lines = prepared.chunk, prepared.lines
         yield (
             *(place, prepared.id, chunk.text, chunk.content_hash, prepared.embedding.tobytes()),
-            *(lines.first, lines.last, stored(prepared.triplets)),
+            *(lines.first, lines.last, stored_triplets(prepared.triplets)),
         )
 
 

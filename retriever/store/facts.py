@@ -11,7 +11,7 @@ from protocol.graph import GraphSize, Triplet
 from retriever.embedding.base import Vector
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
-from retriever.store.incoming import read
+from retriever.store.incoming import read_triplets
 
 Halves = npt.NDArray[np.float16]
 """Vectors as they are stored, [n, dimension]."""
@@ -101,7 +101,8 @@ class Facts:
             (after, self._fingerprint, limit),
         )
         return [
-            UnreadChunk(row["id"], row["collection"], row["text"], row["title"], read(row["triplets"])) for row in rows
+            UnreadChunk(row["id"], row["collection"], row["text"], row["title"], read_triplets(row["triplets"]))
+            for row in rows
         ]
 
     def unread_count(self, transaction: Transaction, collection: int) -> int:

@@ -32,7 +32,7 @@ class IncomingDocument(msgspec.Struct, frozen=True):
     def content_hash(self) -> str:
         """The hash of everything a reader can see. An upload with an equal hash changes nothing."""
         seen = (self.text, self.filename, self.title, sorted(self.attributes.items()))
-        # A document without triplets has the hash that earlier versions have stored.
+        # Stores have the hashes of documents without triplets as they were before there were any.
         return blake3(msgspec.msgpack.encode((*seen, self.triplets) if self.triplets else seen)).hexdigest()
 
 
@@ -58,11 +58,11 @@ class PreparedChunk(NamedTuple):
     triplets: tuple[Triplet, ...] = ()
 
 
-def stored(triplets: Sequence[Triplet]) -> str | None:
+def stored_triplets(triplets: Sequence[Triplet]) -> str | None:
     """Return what the store keeps of triplets."""
     return msgspec.json.encode(triplets).decode() if triplets else None
 
 
-def read(column: str | None) -> tuple[Triplet, ...]:
+def read_triplets(column: str | None) -> tuple[Triplet, ...]:
     """Return the triplets that the store has kept."""
     return () if column is None else _decoder.decode(column)
