@@ -113,7 +113,9 @@ class GraphSearcher:
             ranking = graph.rank(activation, base)
             if mixing:
                 ranking = mixed(base, ranking)
-            matching = self._matching(transaction, collection, request)
+            matching = None
+            if request.filters is not None:
+                matching = self._store.chunks.matching(transaction, collection, condition_of(request.filters))
             ids = list(islice(self._allowed(transaction, collection, matching, ranking), request.shown))
             chunks = self._store.chunks.resolve(transaction, collection, ids)
             live = [id_ for id_ in ids if id_ in chunks]
@@ -149,12 +151,6 @@ class GraphSearcher:
             for row, cosine in graph.nearest_entities(self._embedder.embed_documents(others), _NEAR_NAME).items():
                 seeds.setdefault(row, cosine)
         return seeds
-
-    def _matching(self, transaction: Transaction, collection: int, request: SearchRequest) -> Ids | None:
-        """The chunks that pass the filters; None without filters."""
-        if request.filters is None:
-            return None
-        return self._store.chunks.matching(transaction, collection, condition_of(request.filters))
 
     def _allowed(
         self, transaction: Transaction, collection: int, matching: Ids | None, ranking: Mapping[int, float]

@@ -140,6 +140,15 @@ class FaissIndex:
             with self._changing():
                 self._index.remove_ids(ids)
 
+    def dump(self) -> bytes:
+        """Serialize the Faiss index, without the state that this object keeps beside it."""
+        return bytes(faiss.serialize_index(self._index))
+
+    def _row_ids(self) -> Ids:
+        """A view of the rows' ids in Faiss, [rows], of an index with a map of them. Valid while the lock is held."""
+        rows: Ids = faiss.rev_swig_ptr(self._index.id_map.data(), self._index.ntotal)
+        return rows
+
     def _query_row(self, query: Vector) -> Vector:
         """Return the query as Faiss reads it, [1, dimension]. Raises InvalidRequest."""
         return checked_vectors(query_row(query, self._dimension), self._dimension)

@@ -53,7 +53,3 @@ class FlatIndex(FaissIndex):
     def _rows(self) -> Vector:
         """A view of Faiss's vectors, [size, dimension]. Valid while the lock is held."""
         return faiss.rev_swig_ptr(self._flat.get_xb(), self.size * self._flat.d).reshape(-1, self._flat.d)
-
-    def _row_ids(self) -> Ids:
-        """A view of the rows' ids in Faiss, [size]. Valid while the lock is held."""
-        return faiss.rev_swig_ptr(self._index.id_map.data(), self.size)

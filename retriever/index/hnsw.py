@@ -88,10 +88,6 @@ class HNSWIndex(FaissIndex):
         """Return the ids of all vectors, ascending."""
         return np.sort(self._removed.without(self._row_ids()))
 
-    def dump(self) -> bytes:
-        """Serialize the Faiss index, without the state that this class keeps beside it."""
-        return bytes(faiss.serialize_index(self._index))
-
     def _search_graph(
         self, k: int, row: Vector, allowed: Ids | None, beams: Sequence[int], planner: StagePlanner
     ) -> Iterator[StageHits]:
@@ -116,8 +112,3 @@ class HNSWIndex(FaissIndex):
         self._vectors.search(row, len(ids), params=parameters, I=ids[None], D=scores[None])
         found = ids >= 0
         ids[found] = self._row_ids()[ids[found]]
-
-    def _row_ids(self) -> Ids:
-        """A view of the rows' ids in Faiss, [rows]. Valid while the lock is held."""
-        rows: Ids = faiss.rev_swig_ptr(self._index.id_map.data(), self._index.ntotal)
-        return rows

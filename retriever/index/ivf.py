@@ -165,10 +165,6 @@ class IVFIndex(IVFBase):
         """Return the ids of all vectors, ascending."""
         return listed_ids(self._index)
 
-    def dump(self) -> bytes:
-        """Serialize the Faiss index, without the state that this class keeps beside it."""
-        return bytes(faiss.serialize_index(self._index))
-
     def _scan_of(self, probe: Probe, allowed: Ids | None) -> SliceScan:
         selector = None if allowed is None else faiss.IDSelectorBatch(allowed)
         return probe.scan(self._index, lambda: selector)
