@@ -9,29 +9,24 @@ from opentelemetry.trace import NoOpTracer, Tracer
 
 from retriever.embedding.base import Embedder
 from retriever.embedding.factory import build_embedder
-from retriever.embedding.text_embedding import TextEmbedding
-from retriever.graph.build import build_graph
+from retriever.graph.retriever_graph import build_graph
 from retriever.index.builder import IndexBuilder
-from retriever.index.catalog import IndexCatalog
-from retriever.index.index_files import IndexFiles
-from retriever.index.mapped_ivf_files import MappedIVFFiles
+from retriever.index.catalog import IndexCatalog, Rebuilder
+from retriever.index.index_files import IndexFiles, MappedIVFFiles
 from retriever.index.read_write_lock import ReadWriteLock
-from retriever.index.rebuilder import Rebuilder
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.committer import Committer
-from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.ingestion.ingester import Ingester
-from retriever.ingestion.ingestion import Ingestion
 from retriever.ingestion.reembedding import Reembedding
-from retriever.ingestion.upload_intake import UploadIntake
+from retriever.ingestion.upload_intake import Ingestion, UploadIntake
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.lifecycle import Lifecycle
 from retriever.loaders.registry import LOADERS, LoaderRegistry
 from retriever.loaders.sandbox import SandboxedLoaders
+from retriever.machine import warm_up_in_background
 from retriever.reranking.factory import build_reranker, build_reranking
 from retriever.retriever import Retriever
-from retriever.search.proposals import Proposer
 from retriever.search.searcher import Searcher
 from retriever.settings import RetrieverSettings
 from retriever.store.attempts import Attempts
@@ -41,7 +36,6 @@ from retriever.store.documents import Documents
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
 from retriever.store.store import Store
-from retriever.thread_priorities import warm_up_in_background
 from retriever.work_thread import WorkThread
 
 
@@ -65,36 +59,20 @@ def build_retriever(
     store = Store(database, Documents(orphans), Chunks(), Jobs(), orphans)
     chunker = Chunker(embedder.tokenizer, embedder.max_tokens, settings.chunks)
     preparer = ChunkPreparer(chunker, embedder)
-    files, mapped = IndexFiles(data_dir / "indexes"), MappedIVFFiles(data_dir / "indexes")
+    fingerprint = preparer.fingerprint
+    files = IndexFiles(data_dir / "indexes", fingerprint)
+    mapped = MappedIVFFiles(data_dir / "indexes", fingerprint)
     wake_ingestion = threading.Event()
-    builder = IndexBuilder(database, store.chunks, mapped, embedder.dimension, preparer.fingerprint, settings.index)
+    builder = IndexBuilder(database, store.chunks, mapped, embedder.dimension, settings.index)
     rebuilder = Rebuilder(builder, wake_ingestion)
-    catalog = IndexCatalog(database, store.chunks, files, mapped, builder, rebuilder, preparer.fingerprint)
-    lexical = LexicalCatalog(database, store.chunks, data_dir / "lexical", preparer.fingerprint)
+    catalog = IndexCatalog(database, store.chunks, files, mapped, builder, rebuilder)
+    lexical = LexicalCatalog(database, store.chunks, data_dir / "lexical", fingerprint)
     replacement_lock = ReadWriteLock()
-    counts = IngestCounts()
-    searcher = Searcher(
-        store,
-        Proposer(catalog, lexical),
-        embedder,
-        replacement_lock,
-        settings.search,
-        tracer or NoOpTracer(),
-    )
+    searcher = Searcher(store, catalog, lexical, embedder, replacement_lock, settings.search, tracer or NoOpTracer())
     graph = build_graph(settings.graph, settings.pace, store, searcher, embedder)
-    attempts = Attempts("item")
-    committer = Committer(
-        store,
-        attempts,
-        catalog,
-        lexical,
-        replacement_lock,
-        counts,
-        embedder.dimension,
-        preparer.fingerprint,
-        on_change=graph.graph.changed if graph else None,
-    )
-    ingester = Ingester(store, attempts, preparer, catalog, committer, settings.pace, counts)
+    on_change = graph.changed if graph else None
+    committer = Committer(store, catalog, lexical, replacement_lock, fingerprint, on_change)
+    ingester = Ingester(store, preparer, catalog, committer, settings.pace)
     sandboxed = SandboxedLoaders(settings.loaders)
     loaders = LoaderRegistry({**LOADERS, **sandboxed.loaders})
     ingest_thread = WorkThread(
@@ -106,16 +84,16 @@ def build_retriever(
     )
     # Different threads acquire and release it.
     data_lock = FileLock(data_dir / "retriever.lock", thread_local=False)
-    intake = UploadIntake(store, loaders, ingester, settings.ingest, counts)
-    ingestion = Ingestion(intake, ingester, ingest_thread, counts)
+    intake = UploadIntake(store, loaders, committer, settings.ingest)
+    ingestion = Ingestion(intake, ingester, ingest_thread, committer.counts)
     return Retriever(
         store=store,
         searcher=graph.searcher if graph else searcher,
         reranker=reranker,
         reranking=build_reranking(settings.reranker, reranker.scores),
-        text_embedding=TextEmbedding(embedder),
+        embedder=embedder,
         ingestion=ingestion,
-        graph=graph.graph if graph else None,
+        graph=graph,
         lifecycle=Lifecycle(
             store,
             preparer,
@@ -123,7 +101,7 @@ def build_retriever(
             lexical,
             Reembedding(store, preparer, Attempts("document"), settings.pace.group_bytes),
             ingestion,
-            graph.graph if graph else None,
+            graph,
             sandboxed,
             data_lock,
         ),

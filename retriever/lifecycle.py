@@ -8,8 +8,8 @@ from protocol.errors import Conflict
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer
-from retriever.ingestion.ingestion import Ingestion
 from retriever.ingestion.reembedding import Reembedding
+from retriever.ingestion.upload_intake import Ingestion
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.store.store import Store

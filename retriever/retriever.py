@@ -22,17 +22,16 @@ from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import InvalidRequest, NoGraph, RetrieverNotReady, UnknownDocument
 from protocol.graph import GraphRequest, GraphView
 from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchRequest
-from retriever.embedding.text_embedding import TextEmbedding
+from retriever.embedding.base import Embedder, embed_request
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.ingestion.document_checks import checked_name
-from retriever.ingestion.ingestion import Ingestion
+from retriever.ingestion.upload_intake import Ingestion
 from retriever.lifecycle import Lifecycle
+from retriever.machine import search_on_one_core
 from retriever.reranking.base import Reranker, Reranking, Scores
-from retriever.search.base import StagedSearcher
-from retriever.search.iterate_in_thread import iterate_in_thread
+from retriever.search.stages import StagedSearcher, iterate_in_thread
 from retriever.store.database import Transaction
 from retriever.store.store import Store
-from retriever.thread_priorities import search_on_one_core
 
 _LONGEST_PAGE = 1000
 
@@ -56,7 +55,7 @@ class Retriever:
         searcher: StagedSearcher,
         reranker: Reranker,
         reranking: Reranking,
-        text_embedding: TextEmbedding,
+        embedder: Embedder,
         ingestion: Ingestion,
         graph: RetrieverGraph | None,
         lifecycle: Lifecycle,
@@ -65,7 +64,7 @@ class Retriever:
         self._searcher = searcher
         self._reranker = reranker
         self._reranking = reranking
-        self._text_embedding = text_embedding
+        self._embedder = embedder
         self._ingestion = ingestion
         self._graph = graph
         self._lifecycle = lifecycle
@@ -126,7 +125,7 @@ class Retriever:
         """Embed texts. Raises UnknownModel, InvalidRequest, and what the embedder raises."""
         self._check_ready()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._embedding_pool, self._text_embedding.embed, request)
+        return await loop.run_in_executor(self._embedding_pool, embed_request, self._embedder, request)
 
     async def put_document(
         self, tenant: str, collection: str, upload: DocumentUpload, idempotency_key: str | None = None

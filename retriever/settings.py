@@ -1,20 +1,59 @@
 """The retriever's configuration. Class variables are fixed: nobody who runs a retriever has to choose them."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from protocol.retrieval import SearchKind
-from retriever.index.tuning import IndexTuning
-from retriever.pace import Pace
-
-_FIXED = ConfigDict(extra="forbid", frozen=True)
 
 
-class SentenceTransformerSettings(BaseModel):
+class Pace(NamedTuple):
+    """Times in seconds. Tests change them.
+
+    - ``retry_first_s``: the first pause before a group that failed is ingested, or read into the graph, again. Each
+      pause is twice the previous one, up to ``retry_max_s``.
+    - ``group_documents``: the most documents that are ingested at once. ``group_bytes``: the largest size of such a
+      group, unless a single document is larger.
+    """
+
+    retry_first_s: float = 1.0
+    retry_max_s: float = 60.0
+    group_documents: int = 512
+    group_bytes: int = 256 * 1024
+
+
+class IndexTuning(NamedTuple):
+    """Tests and benchmarks change them.
+
+    - ``ivf_threshold``: with the kind auto, collections below this many vectors use flat.
+    - ``retrain_growth``, ``retrain_imbalance``: ivf is rebuilt when it has grown or shrunk by the first factor, or when
+      its lists are more uneven by the second.
+    - ``removed_share``: rebuild when a larger share has been removed from hnsw, or removed or added on disk.
+    - ``lists``: those of an ivf index; None: ``4 * sqrt(vectors)``. ``min_probes``: the least that a search reads.
+    - ``links``: neighbours of a vector on each level of hnsw; the lowest level has twice as many. ``build_beam``:
+      candidates for the neighbours of a new vector.
+    - ``stages``: the most of a search. ``stage_ms``: the shortest expected time of one, in milliseconds. A search below
+      two of them has one stage. Stages cost a few percent of a search, and give its first candidates much earlier.
+    """
+
+    ivf_threshold: int = 4096
+    retrain_growth: float = 2.0
+    retrain_imbalance: float = 2.0
+    removed_share: float = 0.2
+    lists: int | None = None
+    min_probes: int = 32
+    links: int = 32
+    build_beam: int = 100
+    stages: int = 16
+    stage_ms: float = 3.0
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SentenceTransformerSettings(_Settings):
     """A sentence-transformers model that runs in this process."""
-
-    model_config = _FIXED
 
     kind: Literal["sentence-transformers"] = Field("sentence-transformers", description="Run a model in this process.")
     model: str | None = Field(None, description="Model folder or Hugging Face id; default: the bundled MiniLM.")
@@ -34,10 +73,8 @@ class SentenceTransformerSettings(BaseModel):
         return self
 
 
-class OpenAISettings(BaseModel):
+class OpenAISettings(_Settings):
     """An endpoint that serves OpenAI's embeddings API."""
-
-    model_config = _FIXED
 
     kind: Literal["openai"] = Field("openai", description="Use an OpenAI-compatible endpoint.")
     model: str = Field(description="Name of the model at the endpoint.")
@@ -57,10 +94,8 @@ class OpenAISettings(BaseModel):
     """How often a failed request is repeated."""
 
 
-class HashingSettings(BaseModel):
+class HashingSettings(_Settings):
     """The embedder without a model: words hashed into buckets. For tests and trials."""
-
-    model_config = _FIXED
 
     kind: Literal["hashing"] = Field("hashing", description="Hash words, without a model. For tests and trials.")
     dimension: ClassVar[int] = 256
@@ -73,32 +108,26 @@ EmbedderSettings = Annotated[
 ]
 
 
-class ChunkSettings(BaseModel):
+class ChunkSettings(_Settings):
     """How documents are cut. Sizes are in the embedder's tokens."""
-
-    model_config = _FIXED
 
     size: int = Field(512, gt=0, description="Longest chunk in tokens; the embedder's limit also applies.")
     overlap: int = Field(64, ge=0, description="Tokens that a chunk repeats from the previous one.")
 
 
-class HNSWSettings(BaseModel):
+class HNSWSettings(_Settings):
     """The beam width of an HNSW index's searches."""
-
-    model_config = _FIXED
 
     beam: int = Field(128, gt=0, description="Candidates that a search keeps. More raise recall and latency.")
 
 
-class IndexSettings(BaseModel):
+class IndexSettings(_Settings):
     """The kind of a collection's index, and how much of it a search reads.
 
     ``probe_share`` looks high, but questions need it to find paragraphs. On SQuAD's 20,958 paragraphs with MiniLM, a
     share of 0.1 loses 2 points of recall@5 against exact search, 0.2 loses 0.75, and 0.4 or 0.5 lose 0.2 to 0.4, which
     is within the noise of 2,000 questions.
     """
-
-    model_config = _FIXED
 
     kind: Literal["auto", "flat", "ivf", "hnsw"] = Field(
         "auto", description="flat is exact. auto is flat for small collections and ivf for others."
@@ -111,18 +140,14 @@ class IndexSettings(BaseModel):
     tuning: ClassVar[IndexTuning] = IndexTuning()
 
 
-class NoRerankerSettings(BaseModel):
+class NoRerankerSettings(_Settings):
     """No reranker."""
-
-    model_config = _FIXED
 
     kind: Literal["none"] = Field("none", description="Do not rerank.")
 
 
-class RerankStageSettings(BaseModel):
+class RerankStageSettings(_Settings):
     """What is reranked, and how long a search waits for it."""
-
-    model_config = _FIXED
 
     candidates: int = Field(30, gt=0, le=1000, description="Chunks that are reranked, if more than top_k.")
     timeout_s: float = Field(
@@ -160,10 +185,8 @@ RerankerSettings = Annotated[
 ]
 
 
-class LlmSettings(BaseModel):
+class LlmSettings(_Settings):
     """A language model that reads chunks for the graph, behind an endpoint that serves OpenAI's chats."""
-
-    model_config = _FIXED
 
     base_url: str = Field(pattern=r"^https?://", description="URL of the endpoint, such as http://host:8000/v1.")
     model: str = Field(description="Name of the model at the endpoint.")
@@ -177,10 +200,8 @@ class LlmSettings(BaseModel):
     extra_body: dict[str, Any] = Field({}, description="Fields to add to each request, such as those of vLLM.")
 
 
-class GraphSettings(BaseModel):
+class GraphSettings(_Settings):
     """Whether collections have a graph, and what reads it from their documents."""
-
-    model_config = _FIXED
 
     kind: Literal["none", "given", "rules", "llm"] = Field(
         "none",
@@ -202,10 +223,8 @@ class GraphSettings(BaseModel):
         return self
 
 
-class IngestSettings(BaseModel):
+class IngestSettings(_Settings):
     """How much ingestion keeps."""
-
-    model_config = _FIXED
 
     max_queued_documents: int = Field(
         100_000, gt=0, description="Largest number of queued documents. While it is reached, uploads are refused."
@@ -213,19 +232,15 @@ class IngestSettings(BaseModel):
     job_retention_s: float = Field(7 * 86400.0, gt=0, description="How long finished jobs are kept.")
 
 
-class LoaderSettings(BaseModel):
+class LoaderSettings(_Settings):
     """The resources that reading one document may use. A document that needs more is refused."""
-
-    model_config = _FIXED
 
     cpu_s: int = Field(30, gt=0, description="Processor time for reading one document, except plain text.")
     memory_mib: int = Field(2048, ge=512, description="Memory for reading one document, except plain text.")
 
 
-class ShardSettings(BaseModel):
+class ShardSettings(_Settings):
     """How many retrievers share the documents, and how a search treats a lost shard."""
-
-    model_config = _FIXED
 
     count: int = Field(1, gt=0, description="Number of shards. Fixed once the data folder has documents.")
     timeout_s: float = Field(3.0, gt=0, description="A shard whose search takes longer counts as lost.")
@@ -235,10 +250,8 @@ class ShardSettings(BaseModel):
     )
 
 
-class RetrieverSettings(BaseModel):
+class RetrieverSettings(_Settings):
     """All settings of a retriever, except its data folder."""
-
-    model_config = _FIXED
 
     embedder: EmbedderSettings = Field(SentenceTransformerSettings(), description="The embedder.")
     chunks: ChunkSettings = Field(ChunkSettings(), description="How documents are cut into chunks.")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from protocol.errors import RagtreeError
-from retriever.pace import Pace
+from retriever.settings import Pace
 
 _log = structlog.get_logger(__name__)
 

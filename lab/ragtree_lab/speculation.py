@@ -47,9 +47,8 @@ from ragtree_lab.measuring.tuned_index import tuned
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors
 from ragtree_lab.workloads.vector_corpus import COLLECTION, TENANT, VectorEmbedder, ingest_vectors, question
 from retriever.build import build_retriever
-from retriever.index.tuning import IndexTuning
 from retriever.retriever import Retriever
-from retriever.settings import ChunkSettings, IndexSettings, RetrieverSettings
+from retriever.settings import ChunkSettings, IndexSettings, IndexTuning, RetrieverSettings
 
 _WARM_UP = 3
 """Questions asked before measuring: an index has to learn its speed."""

@@ -10,25 +10,21 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from retriever.demo_corpus.extension_modules import extension_members, is_extension_module
-from retriever.demo_corpus.python_source import class_document, function_document
-from retriever.demo_corpus.stdlib_document import StdlibDocument, module_document
+from retriever.demo_corpus.stdlib_document import (
+    StdlibDocument,
+    class_document,
+    extension_members,
+    function_document,
+    is_extension_module,
+    module_document,
+)
 
 _SKIPPED = {
-    "antigravity",
-    "this",
-    "idlelib",
-    "lib2to3",
-    "distutils",
-    "test",
-    "tests",
-    "turtledemo",
-    "ensurepip",
-    "__main__",
-    "pydoc_data",
+    *("antigravity", "this", "idlelib", "lib2to3", "distutils", "test", "tests", "turtledemo", "ensurepip"),
+    *("__main__", "pydoc_data"),
+    # os re-exports the contents of these modules.
+    *("posix", "nt"),
 }
-# os re-exports the contents of these modules.
-_SKIPPED |= {"posix", "nt"}
 
 
 def stdlib_documents() -> Iterator[StdlibDocument]:

@@ -13,7 +13,7 @@ import torch
 from openvino import opset13 as ops
 from sentence_transformers import SentenceTransformer
 
-from retriever.thread_priorities import lower_priority_of_embedding
+from retriever.machine import lower_priority_of_embedding
 
 _TRACED_TEXTS = [
     "Paris is the capital of France.",

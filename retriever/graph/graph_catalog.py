@@ -1,7 +1,7 @@
-"""The graphs of all collections in memory."""
+"""The graphs of all collections in memory, and why a collection has none."""
 
 from retriever.graph.knowledge_graph import KnowledgeGraph
-from retriever.store.database import Database
+from retriever.store.database import Database, Transaction
 from retriever.store.facts import Facts
 
 
@@ -20,6 +20,16 @@ class GraphCatalog:
     def get(self, collection: int) -> KnowledgeGraph | None:
         """Return a collection's graph, or None if it has none yet."""
         return self._graphs.get(collection)
+
+    def why_none(self, transaction: Transaction, collection: int, name: str) -> str:
+        """Return a sentence for people on why a collection with documents has no graph."""
+        if unread := self._facts.unread_count(transaction, collection):
+            reason = f"{unread} chunks are still to be read"
+        elif unreadable := self._facts.unreadable_count(transaction, collection):
+            reason = f"{unreadable} chunks could not be read, and no other names an entity"
+        else:
+            reason = "no document names an entity"
+        return f"{name!r} has no graph yet: {reason}"
 
     def open(self) -> None:
         """Read the graphs of all collections."""

@@ -10,14 +10,13 @@ from protocol.errors import NoGraph
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchRequest
 from retriever.embedding.base import Embedder, Vector
-from retriever.graph.empty_graph import no_graph_yet
 from retriever.graph.extractors.base import QuestionReader
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.knowledge_graph import Activation, KnowledgeGraph
-from retriever.graph.mixing import by_place, mixed
 from retriever.graph.names import name_key
 from retriever.graph.subgraph_reader import SubgraphReader
 from retriever.search.searcher import Searcher
+from retriever.search.stages import first
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
 from retriever.store.facts import Facts
@@ -33,11 +32,17 @@ _NEAR_NAME = 0.6
 _CHECKED_AT_ONCE = 256
 """Ranked chunks that are looked up in the store at once. Few of them are gone, so the first ones mostly suffice."""
 
+_GRAPH_WEIGHT = 0.4
+"""How much the graph's best chunk counts. The best one of the search without a graph counts 1."""
+
+_HALF_AT = 10
+"""The place, from 0, at which a chunk of the search without a graph counts half as much as its best one."""
+
 
 class GraphSearcher:
     """Adds a stage to a search: it ranks chunks by the collection's graph.
 
-    The sets of the search without a graph come first, as provisional ones. ``fingerprint`` is that of the extractor.
+    The sets of the search without a graph come first, as provisional ones.
     """
 
     def __init__(
@@ -47,7 +52,6 @@ class GraphSearcher:
         searcher: Searcher,
         catalog: GraphCatalog,
         questions: QuestionReader,
-        fingerprint: str,
         embedder: Embedder,
         reader: SubgraphReader,
         clock: Callable[[], float] = time.perf_counter,
@@ -57,7 +61,6 @@ class GraphSearcher:
         self._searcher = searcher
         self._catalog = catalog
         self._questions = questions
-        self._fingerprint = fingerprint
         self._embedder = embedder
         self._reader = reader
         self._clock = clock
@@ -76,7 +79,7 @@ class GraphSearcher:
         deeper = replace(request, candidates=max(request.candidates, _DEPTH), mode=GraphMode.NAIVE)
         vectors = self._searcher.vectors(deeper)
         for found in self._searcher.stages(deeper, vectors):
-            yield replace(_first(found, request.shown), of=found.of + 1, final=False, mode=request.mode)
+            yield replace(first(found, request.shown), of=found.of + 1, final=False, mode=request.mode)
         assert found is not None
         yield replace(
             self._ranked(request, found, graph, vectors.in_context()),
@@ -92,11 +95,9 @@ class GraphSearcher:
             if collection is None or not self._store.chunks.has_any(transaction, collection):
                 return None
             graph = self._catalog.get(collection)
-            if graph is not None:
-                return graph
-            unread = self._facts.unread_count(transaction, self._fingerprint, collection)
-            unreadable = self._facts.unreadable_count(transaction, self._fingerprint, collection)
-        raise NoGraph(no_graph_yet(request.collection, unread, unreadable), param="mode")
+            if graph is None:
+                raise NoGraph(self._catalog.why_none(transaction, collection, request.collection), param="mode")
+            return graph
 
     def _ranked(
         self, request: SearchRequest, found: CandidateSet, graph: KnowledgeGraph, question: Vector
@@ -112,7 +113,9 @@ class GraphSearcher:
             ranking = graph.rank(activation, base)
             if mixing:
                 ranking = mixed(base, ranking)
-            matching = self._matching(transaction, collection, request)
+            matching = None
+            if request.filters is not None:
+                matching = self._store.chunks.matching(transaction, collection, condition_of(request.filters))
             ids = list(islice(self._allowed(transaction, collection, matching, ranking), request.shown))
             chunks = self._store.chunks.resolve(transaction, collection, ids)
             live = [id_ for id_ in ids if id_ in chunks]
@@ -149,12 +152,6 @@ class GraphSearcher:
                 seeds.setdefault(row, cosine)
         return seeds
 
-    def _matching(self, transaction: Transaction, collection: int, request: SearchRequest) -> Ids | None:
-        """The chunks that pass the filters; None without filters."""
-        if request.filters is None:
-            return None
-        return self._store.chunks.matching(transaction, collection, condition_of(request.filters))
-
     def _allowed(
         self, transaction: Transaction, collection: int, matching: Ids | None, ranking: Mapping[int, float]
     ) -> Iterator[int]:
@@ -166,16 +163,23 @@ class GraphSearcher:
             yield from (id_ for id_ in ids if id_ in kept)
 
 
-def _first(found: CandidateSet, count: int) -> CandidateSet:
-    return replace(
-        found,
-        docs=found.docs[:count],
-        scores=found.scores[:count],
-        dense_scores=found.dense_scores[:count],
-        sparse_scores=found.sparse_scores[:count],
-    )
-
-
 def _picked(scores: Sequence[float | None], places: Mapping[str, int], ids: Sequence[int]) -> tuple[float | None, ...]:
     """The scores that these chunks have in the search without a graph."""
     return tuple(scores[places[str(id_)]] if str(id_) in places else None for id_ in ids)
+
+
+def by_place(found: Sequence[int]) -> dict[int, float]:
+    """What the chunks ``found`` without a graph count, by id: 1 for the first one, and less at each place.
+
+    Places and not scores, because those of near vectors or of a fusion hardly differ: the graph alone would decide.
+    """
+    return {id_: _HALF_AT / (_HALF_AT + place) for place, id_ in enumerate(found)}
+
+
+def mixed(base: Mapping[int, float], ranking: Mapping[int, float]) -> dict[int, float]:
+    """The weighted sum of what chunks count without the graph and of their scores in it (1 for the best), best first.
+
+    A chunk that is missing on one side counts 0 there.
+    """
+    sums = {id_: base.get(id_, 0.0) + _GRAPH_WEIGHT * ranking.get(id_, 0.0) for id_ in dict.fromkeys([*base, *ranking])}
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))

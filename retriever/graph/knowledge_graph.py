@@ -1,17 +1,22 @@
 """A collection's graph in memory, and what a question activates in it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import bmat, csr_matrix
+from scipy.sparse import bmat, csr_matrix, diags
 
 from retriever.embedding.base import Vector
-from retriever.graph.pagerank import Weights, personalised_pagerank, transition
-from retriever.graph.paths import Allowed, FoundPath, PathFinder
+from retriever.graph.paths import Allowed, PathFinder
 from retriever.store.chunks import Ids
 from retriever.store.facts import GraphArrays
+
+Weights = npt.NDArray[np.float32]
+"""One number a node, [n]."""
+
+_MOST_ITERATIONS = 30
+_TOLERANCE = 1e-4
 
 _HOPS = 2
 """How often activation spreads from entities over statements to other entities."""
@@ -21,8 +26,35 @@ _SPREADING = 50
 
 _LEAST_ACTIVATION = 0.04
 _RESTART = 0.5
+
 _CHUNK_RESTART = 0.05
 """The share of a chunk's score in the restart of the walk, beside 1 for a fully activated entity."""
+
+
+def transition(edges: csr_matrix) -> csr_matrix:
+    """Return the matrix that moves a walker along ``edges``, [n, n], symmetric, in proportion to their weights."""
+    degree = np.asarray(edges.sum(axis=0)).ravel()
+    return (edges @ diags(1 / np.where(degree > 0, degree, 1))).astype(np.float32).tocsr()
+
+
+def personalised_pagerank(moves: csr_matrix, restart: Weights, restart_probability: float) -> Weights:
+    """Return how often a walker visits each node if it often goes back to the ``restart`` nodes, in their proportion.
+
+    This is the restart form of PageRank (Haveliwala 2002, "Topic-sensitive PageRank"), as HippoRAG uses it. A walker
+    without an edge to leave by is lost, so the result sums to 1 at most. All zeros if ``restart`` is.
+    """
+    total = float(restart.sum())
+    if total <= 0:
+        return np.zeros_like(restart)
+    restart = (restart / total).astype(np.float32)
+    visits = restart
+    for _ in range(_MOST_ITERATIONS):
+        moved = restart_probability * restart + (1 - restart_probability) * (moves @ visits)
+        change = float(np.abs(moved - visits).sum())
+        visits = moved
+        if change < _TOLERANCE:
+            break
+    return visits
 
 
 class Activation(NamedTuple):
@@ -45,6 +77,7 @@ class KnowledgeGraph:
     It is searched as LinearRAG does (Zhuang et al. 2025, "LinearRAG: Linear Graph Retrieval Augmented Generation on
     Large-scale Corpora"): activation spreads from the entities of a question over statements that are near to it, and a
     personalised PageRank over entities and chunks ranks the chunks. Relations name what was found, and rank nothing.
+    ``paths`` finds those that they make up.
     """
 
     def __init__(self, arrays: GraphArrays) -> None:
@@ -58,7 +91,7 @@ class KnowledgeGraph:
         # With the store's 16-bit numbers, each search would spend most of its time on converting them.
         self._entity_embeddings = arrays.entity_embeddings.astype(np.float32)
         self._statement_embeddings = arrays.statement_embeddings.astype(np.float32)
-        self._paths = PathFinder(
+        self.paths = PathFinder(
             arrays.entities, self._relations, self._relation_ends, self._relation_rows, self._statement_embeddings
         )
         self._mentions = self._mention_matrix(arrays.mentions)
@@ -156,15 +189,6 @@ class KnowledgeGraph:
         weights = stated[self._relation_rows[places]] * ends
         order = np.argsort(-weights, kind="stable")[:count]
         return {int(self._relations[places[at]]): float(weights[at]) for at in order if weights[at] > 0}
-
-    def paths_from(
-        self, entities: Sequence[int], near: Vector, hops: int, count: int, allowed: Allowed | None = None
-    ) -> list[FoundPath]:
-        """Return several times ``count`` paths from these entities, given by id, best first.
-
-        They have 1 to ``hops`` steps. ``near`` are the statements' cosines, [s]. Only ``allowed`` ones [s] are used.
-        """
-        return self._paths.from_roots(self.rows_of(entities), near, hops, count, allowed)
 
     def _spread_over(self, rows: npt.NDArray[np.int64], weights: Weights, used: dict[int, float]) -> Weights:
         """Return the activation of the entities that the best of these statements mention."""

@@ -56,7 +56,7 @@ class SubgraphReader:
         allowed = None if matching is None else graph.allowed(matching)
         entities = graph.best_entities(activation, settings.entities)
         weights = graph.relations_in(activation, _MOST_RELATIONS, allowed)
-        found = graph.paths_from(list(entities), near, settings.hops, settings.paths, allowed)
+        found = graph.paths.from_roots(graph.rows_of(entities), near, settings.hops, settings.paths, allowed)
         used = dict.fromkeys([*weights, *(relation for path in found for relation, _ in path.steps)])
         relations = self._facts.relations(transaction, list(used))
         sources = self._chunks.sources(transaction, collection, [relation.chunk for relation in relations.values()])

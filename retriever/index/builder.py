@@ -10,11 +10,9 @@ from retriever.embedding.base import Vector
 from retriever.index.base import Trained, TrainedIndex
 from retriever.index.flat import FlatIndex
 from retriever.index.hnsw import HNSWIndex
-from retriever.index.index_files import SavedIndex
-from retriever.index.ivf import IVFIndex
-from retriever.index.ivf_base import POINTS_PER_LIST
+from retriever.index.index_files import MappedIVFFiles, SavedIndex
+from retriever.index.ivf import POINTS_PER_LIST, IVFIndex
 from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
-from retriever.index.mapped_ivf_files import MappedIVFFiles
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database, Transaction
@@ -35,7 +33,6 @@ class IndexBuilder:
         chunks: Chunks,
         mapped: MappedIVFFiles,
         dimension: int,
-        fingerprint: str,
         settings: IndexSettings,
     ) -> None:
         self._database = database
@@ -43,7 +40,6 @@ class IndexBuilder:
         self._mapped = mapped
         self._dimension = dimension
         self._vector_bytes = dimension * np.float32().nbytes
-        self._fingerprint = fingerprint
         self._settings = settings
 
     def kind(self, count: int) -> Kind:
@@ -84,7 +80,7 @@ class IndexBuilder:
 
     def open_mapped(self, collection: int) -> MappedIVFIndex | None:
         """Open the collection's index on disk, or return None if none matches. Raises Faiss's errors."""
-        found = self._mapped.find(collection, self._fingerprint)
+        found = self._mapped.find(collection)
         return None if found is None else MappedIVFIndex.open(*found, self._settings)
 
     def load(self, saved: SavedIndex) -> TrainedIndex:
@@ -108,17 +104,17 @@ class IndexBuilder:
         _, sample = self._vectors(transaction, live[:: max(1, len(live) // sample_size)])
 
         def write(folder: Path) -> Trained:
-            parts = self._chunks.vectors(transaction, live, self._dimension)
+            parts = self._chunks.vectors(transaction, live)
             most = int(_SHARE_IN_MEMORY * self._settings.on_disk_bytes / self._vector_bytes)
             return write_lists(folder, sample, parts, len(live), most, self._settings)
 
-        saved = self._mapped.save(collection, self._fingerprint, write)
+        saved = self._mapped.save(collection, write)
         return MappedIVFIndex.open(*saved, self._settings)
 
     def _vectors(self, transaction: Transaction, ids: Ids) -> tuple[Ids, Vector]:
         found, vectors, size = np.empty(len(ids), np.int64), np.empty((len(ids), self._dimension), np.float32), 0
         # Each part is copied when it is read, so that they do not lie in memory twice.
-        for part, of_part in self._chunks.vectors(transaction, ids, self._dimension):
+        for part, of_part in self._chunks.vectors(transaction, ids):
             found[size : size + len(part)], vectors[size : size + len(part)] = part, of_part
             size += len(part)
         return found[:size], vectors[:size]

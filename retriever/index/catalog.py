@@ -1,6 +1,10 @@
-"""The catalog: one index per collection, of the kind that fits its size."""
+"""The catalog: one index per collection, of the kind that fits its size, rebuilt in the background."""
 
-from collections.abc import Iterable
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +14,85 @@ from retriever.embedding.base import Vector
 from retriever.index.base import TrainedIndex, VectorIndex
 from retriever.index.builder import AnyIndex, IndexBuilder
 from retriever.index.flat import FlatIndex
-from retriever.index.index_files import IndexFiles, SavedIndex
+from retriever.index.index_files import IndexFiles, MappedIVFFiles, SavedIndex
 from retriever.index.mapped_ivf import MappedIVFIndex
-from retriever.index.mapped_ivf_files import MappedIVFFiles
-from retriever.index.rebuilder import Rebuilder
+from retriever.machine import lower_priority
 from retriever.store.chunks import Chunks, Ids
 from retriever.store.database import Database
 
 _log = structlog.get_logger(__name__)
+_RETRY_AFTER_S = 60.0
+
+
+class Rebuilder:
+    """Rebuilds the indexes of collections in the background, one at a time.
+
+    One thread requests and installs rebuilds. ``built`` is set whenever one is ready to install. A build that fails is
+    logged and not retried for a minute. Nothing remains of a build if the process dies.
+    """
+
+    def __init__(
+        self, builder: IndexBuilder, built: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._builder = builder
+        self._on_built = built
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(1, "retriever-rebuild", initializer=lower_priority)
+        self._changed = threading.Condition()
+        self._requested: set[int] = set()
+        self._retry_at: dict[int, float] = {}
+        self._built: deque[tuple[int, AnyIndex]] = deque()
+
+    def request(self, collection: int) -> None:
+        """Request a rebuild, unless one is pending or has failed recently."""
+        with self._changed:
+            if collection in self._requested or self._clock() < self._retry_at.get(collection, 0.0):
+                return
+            self._requested.add(collection)
+        self._pool.submit(self._build, collection)
+
+    def install_rebuilt(self, install: Callable[[int, AnyIndex], None]) -> None:
+        """Pass each finished (collection, index) to ``install`` once. If that fails, the build is repeated later."""
+        while self._built:
+            collection, index = self._built.popleft()
+            # Hold the lock throughout: ``install`` may request another rebuild, which ``wait`` must not miss.
+            with self._changed:
+                self._end(collection)
+                try:
+                    install(collection, index)
+                except Exception as error:
+                    self._failed(collection, error)
+
+    def wait(self) -> None:
+        """Return when no rebuild is running or waiting to be installed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._requested)
+
+    def close(self) -> None:
+        """Drop all requests. A running build is awaited and discarded."""
+        self._pool.shutdown(cancel_futures=True)
+        with self._changed:
+            self._requested.clear()
+            self._changed.notify_all()
+
+    def _build(self, collection: int) -> None:
+        try:
+            index = self._builder.build(collection)
+        except Exception as error:
+            self._failed(collection, error)
+        else:
+            self._built.append((collection, index))
+            self._on_built.set()
+
+    def _failed(self, collection: int, error: Exception) -> None:
+        _log.error("index rebuild failed, retrying later", collection=collection, exc_info=error)
+        self._retry_at[collection] = self._clock() + _RETRY_AFTER_S
+        self._end(collection)
+
+    def _end(self, collection: int) -> None:
+        with self._changed:
+            self._requested.discard(collection)
+            self._changed.notify_all()
 
 
 class _Entry(NamedTuple):
@@ -41,7 +116,6 @@ class IndexCatalog:
         mapped: MappedIVFFiles,
         builder: IndexBuilder,
         rebuilder: Rebuilder,
-        fingerprint: str,
     ) -> None:
         self._database = database
         self._chunks = chunks
@@ -49,7 +123,6 @@ class IndexCatalog:
         self._mapped = mapped
         self._builder = builder
         self._rebuilder = rebuilder
-        self._fingerprint = fingerprint
         self._entries: dict[int, _Entry] = {}
 
     def get(self, collection: int) -> VectorIndex | None:
@@ -62,9 +135,8 @@ class IndexCatalog:
         self._files.sweep()
         self._mapped.sweep()
         with self._database.read() as transaction:
-            collections = self._chunks.collections(transaction)
-            counts = [self._chunks.count(transaction, collection) for collection in collections]
-        for collection, count in zip(collections, counts, strict=True):
+            counts = self._chunks.collections(transaction)
+        for collection, count in counts.items():
             index = self._loaded(collection, count)
             if index is None:
                 self._entries[collection] = _Entry(self._builder.build(collection), count)
@@ -110,8 +182,7 @@ class IndexCatalog:
             if changes <= at_least * index.size or isinstance(index, FlatIndex | MappedIVFIndex):
                 continue
             try:
-                saved = SavedIndex(index.kind, index.trained, index.dump())
-                self._files.save(collection, self._fingerprint, saved)
+                self._files.save(collection, SavedIndex(index.kind, index.trained, index.dump()))
             except OSError as error:
                 _log.warning("index not saved", collection=collection, error=str(error))
             else:
@@ -136,7 +207,7 @@ class IndexCatalog:
             if kind == MappedIVFIndex.kind:
                 return self._builder.open_mapped(collection)
             self._mapped.discard(collection)
-            saved = None if kind == FlatIndex.kind else self._files.load(collection, self._fingerprint)
+            saved = None if kind == FlatIndex.kind else self._files.load(collection)
             return self._builder.load(saved) if saved and saved.kind == kind else None
         except Exception as error:
             # Another Faiss version may have written it. Faiss raises bare exceptions.

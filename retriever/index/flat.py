@@ -8,8 +8,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits
-from retriever.index.faiss_index import FaissIndex
-from retriever.index.stage_planner import equal_slices
+from retriever.index.faiss_index import FaissIndex, equal_slices
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 
@@ -54,7 +53,3 @@ class FlatIndex(FaissIndex):
     def _rows(self) -> Vector:
         """A view of Faiss's vectors, [size, dimension]. Valid while the lock is held."""
         return faiss.rev_swig_ptr(self._flat.get_xb(), self.size * self._flat.d).reshape(-1, self._flat.d)
-
-    def _row_ids(self) -> Ids:
-        """A view of the rows' ids in Faiss, [size]. Valid while the lock is held."""
-        return faiss.rev_swig_ptr(self._index.id_map.data(), self.size)

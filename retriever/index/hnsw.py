@@ -11,10 +11,7 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import StageHits, Trained
-from retriever.index.faiss_index import FaissIndex
-from retriever.index.removed_ids import RemovedIds
-from retriever.index.stage_planner import Slice, StagePlanner
-from retriever.index.top_k import TopK
+from retriever.index.faiss_index import FaissIndex, RemovedIds, Slice, StagePlanner, TopK
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 
@@ -91,10 +88,6 @@ class HNSWIndex(FaissIndex):
         """Return the ids of all vectors, ascending."""
         return np.sort(self._removed.without(self._row_ids()))
 
-    def dump(self) -> bytes:
-        """Serialize the Faiss index, without the state that this class keeps beside it."""
-        return bytes(faiss.serialize_index(self._index))
-
     def _search_graph(
         self, k: int, row: Vector, allowed: Ids | None, beams: Sequence[int], planner: StagePlanner
     ) -> Iterator[StageHits]:
@@ -119,8 +112,3 @@ class HNSWIndex(FaissIndex):
         self._vectors.search(row, len(ids), params=parameters, I=ids[None], D=scores[None])
         found = ids >= 0
         ids[found] = self._row_ids()[ids[found]]
-
-    def _row_ids(self) -> Ids:
-        """A view of the rows' ids in Faiss, [rows]. Valid while the lock is held."""
-        rows: Ids = faiss.rev_swig_ptr(self._index.id_map.data(), self._index.ntotal)
-        return rows

@@ -10,10 +10,8 @@ import numpy as np
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Trained
-from retriever.index.faiss_index import SliceScan
-from retriever.index.ivf_base import IVFBase, trained_lists
-from retriever.index.ivf_probe import Probe, listed_ids
-from retriever.index.removed_ids import RemovedIds
+from retriever.index.faiss_index import RemovedIds, SliceScan
+from retriever.index.ivf import IVFBase, Probe, listed_ids, trained_lists
 from retriever.settings import IndexSettings
 from retriever.store.chunks import Ids
 

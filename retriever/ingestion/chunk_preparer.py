@@ -1,18 +1,53 @@
 """Prepare documents for the store: cut, embed, number and locate their chunks, and say what each of them states."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from protocol.errors import EmptyDocument
 from protocol.graph import Triplet
 from protocol.retrieval import Lines
-from retriever.embedding.base import Embedder, Vector
-from retriever.embedding.vector_checks import checked_vectors
+from retriever.embedding.base import Embedder, Vector, checked_vectors
+from retriever.graph.names import NameFinder, name_key
 from retriever.ingestion.chunker import Chunker
-from retriever.ingestion.triplet_placement import placed_triplets, triplets_by_chunk
-from retriever.store.prepared_chunk import ChunkText, PreparedChunk
+from retriever.store.incoming import ChunkText, PreparedChunk
+
+MOST_CHUNKS = 16
+"""Of one triplet. Otherwise, ten thousand triplets of a long document about one thing would be stated by all of it."""
+
+_CHUNKS_OF_A_PART = 128
+"""About as many as a group of short documents has."""
+
+
+def placed_triplets(chunks: Iterable[str], triplets: Sequence[Triplet]) -> Mapping[int, tuple[Triplet, ...]]:
+    """Return the triplets of those chunks of a document that state any, by the chunk's position, in their order.
+
+    A triplet is stated by the first ``MOST_CHUNKS`` chunks that name both of its ends. If there is none, it is stated
+    by the first chunk that names one of them, or else by the first chunk. Chunks are read once and not kept.
+    """
+    keys = [(name_key(triplet.head), name_key(triplet.tail)) for triplet in triplets]
+    finder = NameFinder(key for ends in keys for key in ends)
+    of_head: dict[str, set[int]] = defaultdict(set)
+    for number, (head, _) in enumerate(keys):
+        of_head[head].add(number)
+    places: list[list[int]] = [[] for _ in triplets]
+    first: dict[str, int] = {}
+    for position, text in enumerate(chunks if triplets else ()):
+        found = finder.found_in(text)
+        for key in found:
+            first.setdefault(key, position)
+            for number in tuple(of_head.get(key, ())):
+                if keys[number][1] in found:
+                    places[number].append(position)
+                    if len(places[number]) == MOST_CHUNKS:
+                        of_head[key].discard(number)
+    stated: dict[int, list[Triplet]] = defaultdict(list)
+    for triplet, ends, positions in zip(triplets, keys, places, strict=True):
+        for position in positions or [min((first[key] for key in ends if key in first), default=0)]:
+            stated[position].append(triplet)
+    return {position: tuple(found) for position, found in stated.items()}
 
 
 class LineCounter:
@@ -24,17 +59,10 @@ class LineCounter:
         self._line = 1
 
     def of(self, start: int, end: int) -> Lines:
-        """Return the lines of the characters from ``start`` up to ``end``, which must be above it.
-
-        ``start`` must not be below that of an earlier call.
-        """
+        """Return the lines of the characters from ``start`` up to ``end``, above it. Starts must not descend."""
         self._line += self._text.count("\n", self._at, start)
         self._at = start
         return Lines(self._line, self._line + self._text.count("\n", start, end - 1))
-
-
-_CHUNKS_OF_A_PART = 128
-"""About as many as a group of short documents has."""
 
 
 class SourceText(NamedTuple):
@@ -79,17 +107,10 @@ class ChunkPreparer:
             raise EmptyDocument("the document has no text")
         first, vectors = self._embedded([chunk for chunks in cut for chunk in chunks])
         prepared: list[list[PreparedChunk]] = []
-        at = 0
         for source, chunks in zip(sources, cut, strict=True):
-            lines = LineCounter(source.text)
-            stated = triplets_by_chunk([chunk.text for chunk in chunks], source.triplets)
-            prepared.append(
-                [
-                    PreparedChunk(first + at + n, chunk, vectors[at + n], lines.of(chunk.start, chunk.end), stated[n])
-                    for n, chunk in enumerate(chunks)
-                ]
-            )
-            at += len(chunks)
+            stated = placed_triplets((chunk.text for chunk in chunks), source.triplets)
+            prepared.append(_numbered(chunks, first, vectors, LineCounter(source.text), stated))
+            first, vectors = first + len(chunks), vectors[len(chunks) :]
         return prepared
 
     def parts(self, source: SourceText) -> "DocumentParts":
@@ -122,10 +143,7 @@ class DocumentParts:
         self._position = 0
 
     def next(self) -> list[PreparedChunk]:
-        """Return the next part; an empty list at the end. After an error, the same part is tried again.
-
-        Raises as ``ChunkPreparer.prepare``.
-        """
+        """Return the next part, the same one after an error; empty at the end. Raises as ``prepare``."""
         if self._stated is None:
             # Where a triplet is stated depends on all chunks. Cutting twice costs little beside embedding once.
             texts = (chunk.text for chunk in self._chunker.cut(self._source.text, self._source.title))
@@ -136,16 +154,22 @@ class DocumentParts:
                 raise EmptyDocument("the document has no text")
             return []
         first, vectors = self._embedded(self._cut)
-        prepared = [
-            PreparedChunk(
-                first + n,
-                chunk,
-                vectors[n],
-                self._lines.of(chunk.start, chunk.end),
-                self._stated.get(self._position + n, ()),
-            )
-            for n, chunk in enumerate(self._cut)
-        ]
+        prepared = _numbered(self._cut, first, vectors, self._lines, self._stated, self._position)
         self._position += len(prepared)
         self._cut = []
         return prepared
+
+
+def _numbered(
+    chunks: Sequence[ChunkText],
+    first: int,
+    vectors: Vector,
+    lines: LineCounter,
+    stated: Mapping[int, tuple[Triplet, ...]],
+    position: int = 0,
+) -> list[PreparedChunk]:
+    """Chunks with ids from ``first`` on, and the triplets that are ``stated`` by position, which the first one has."""
+    return [
+        PreparedChunk(first + n, chunk, vectors[n], lines.of(chunk.start, chunk.end), stated.get(position + n, ()))
+        for n, chunk in enumerate(chunks)
+    ]

@@ -7,10 +7,9 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from protocol.errors import ConfigError
-from retriever.ingestion.piece_starts import LONGEST_PIECE, WINDOW, PieceStarts
-from retriever.ingestion.section_starts import SectionCursor
+from retriever.ingestion.cut_places import LONGEST_PIECE, WINDOW, PieceStarts, SectionCursor
 from retriever.settings import ChunkSettings
-from retriever.store.prepared_chunk import ChunkText
+from retriever.store.incoming import ChunkText
 
 _MOST_PIECES_OF_A_CHARACTER = 64
 """A character becomes up to 18 others when it is normalized, of up to three bytes each."""

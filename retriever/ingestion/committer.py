@@ -1,25 +1,42 @@
 """The commit that makes documents visible: in the store, in the indexes and in their jobs."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from retriever.index.catalog import IndexCatalog
 from retriever.index.read_write_lock import ReadWriteLock
-from retriever.ingestion.ingest_counts import IngestCounts
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.store.attempts import Attempts
 from retriever.store.database import Transaction
 from retriever.store.documents import Replaced
-from retriever.store.incoming_document import IncomingDocument
-from retriever.store.jobs import ItemResult, JobItem
-from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.incoming import IncomingDocument, PreparedChunk
+from retriever.store.jobs import ItemResult, JobItem, Outcome
 from retriever.store.store import Store
 
 Put = Callable[[Transaction, JobItem], Replaced]
 """Stores the document of an item."""
+
+
+class IngestCounts:
+    """Counts documents by outcome. Thread-safe. Count only what is committed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counter[Outcome]({"stored": 0, "unchanged": 0, "failed": 0})
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Count one document per outcome."""
+        with self._lock:
+            self._counts.update(outcomes)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the current counts by outcome. Every outcome is always present."""
+        with self._lock:
+            return dict(self._counts.items())
 
 
 class Committer:
@@ -28,27 +45,24 @@ class Committer:
     New chunks enter the indexes before the commit, and old ones leave them after. So the store resolves every hit of a
     concurrent search to one side of the commit. The same commit removes the items from the queue, so a crash loses
     nothing and repeats nothing. ``on_change`` is called with a collection after documents have come or gone.
+    ``attempts`` are those at items of the queue, and ``counts`` what became of them.
     """
 
     def __init__(
         self,
         store: Store,
-        attempts: Attempts,
         catalog: IndexCatalog,
         lexical: LexicalCatalog,
         replacement_lock: ReadWriteLock,
-        counts: IngestCounts,
-        dimension: int,
         fingerprint: str,
         on_change: Callable[[int], None] | None = None,
     ) -> None:
+        self.attempts = Attempts("item")
+        self.counts = IngestCounts()
         self._store = store
-        self._attempts = attempts
         self._catalog = catalog
         self._lexical = lexical
         self._replacement_lock = replacement_lock
-        self._counts = counts
-        self._dimension = dimension
         self._fingerprint = fingerprint
         self._on_change = on_change
         self._removals: deque[tuple[int, list[int]]] = deque()
@@ -113,14 +127,14 @@ class Committer:
                         removed[item.collection] += replaced.removed
                         added[item.collection] += replaced.added
                     self._store.jobs.finish(transaction, finished)
-                    self._attempts.forget(transaction, [result.item.seq for result in results])
+                    self.attempts.forget(transaction, [result.item.seq for result in results])
                     for collection, chunk_ids in added.items():
                         self._index(transaction, collection, chunk_ids)
             except BaseException:
                 for collection, chunk_ids in added.items():
                     self.remove_from_indexes(collection, chunk_ids)
                 raise
-            self._counts.add(result.outcome for result in finished)
+            self.counts.add(result.outcome for result in finished)
             for collection, chunk_ids in removed.items():
                 self.remove_from_indexes(collection, chunk_ids)
         self.remove_scheduled()
@@ -134,7 +148,7 @@ class Committer:
             return
         ids = np.array(chunk_ids, np.int64)
         self._lexical.add(collection, chain.from_iterable(self._store.chunks.texts(transaction, ids)))
-        for part, vectors in self._store.chunks.vectors(transaction, ids, self._dimension):
+        for part, vectors in self._store.chunks.vectors(transaction, ids):
             self._catalog.add(collection, part, vectors)
 
     def _changed(self, collection: int) -> None:

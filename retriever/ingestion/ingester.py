@@ -14,17 +14,37 @@ from protocol.repeating import MOST_ATTEMPTS
 from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.committer import Committer
-from retriever.ingestion.ingest_counts import IngestCounts
-from retriever.ingestion.long_document import LongDocument
-from retriever.pace import Pace
-from retriever.store.attempts import Attempts
-from retriever.store.incoming_document import IncomingDocument
+from retriever.settings import Pace
+from retriever.store.incoming import IncomingDocument
 from retriever.store.jobs import ItemResult, JobItem
-from retriever.store.staged_chunks import StagedChunks
 from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)
 _TRANSIENT = (Unavailable, StorageFull, sqlite3.Error, OSError)
+
+
+class LongDocument:
+    """Stages the chunks of a queued document part by part. Groups of other documents may come between two parts."""
+
+    def __init__(self, store: Store, preparer: ChunkPreparer, item: JobItem, document: IncomingDocument) -> None:
+        self.item = item
+        self.document = document
+        self._store = store
+        self._parts = preparer.parts(SourceText(document.text, document.title, document.triplets))
+        self._position = 0
+
+    def stage_part(self) -> bool:
+        """Prepare and stage the next part. Return False if all are staged, or the document is no longer queued.
+
+        After an error, the same part is tried again. Raises as ``ChunkPreparer.prepare``, StorageFull, sqlite3.Error.
+        """
+        part = self._parts.next()
+        with self._store.database.write() as transaction:
+            if not part or not self._store.jobs.still_queued(transaction, [self.item]):
+                return False
+            self._store.documents.stage(transaction, self.item.seq, self._position, part)
+        self._position += len(part)
+        return True
 
 
 class _Turn(NamedTuple):
@@ -50,23 +70,14 @@ class Ingester:
     """
 
     def __init__(
-        self,
-        store: Store,
-        attempts: Attempts,
-        preparer: ChunkPreparer,
-        catalog: IndexCatalog,
-        committer: Committer,
-        pace: Pace,
-        counts: IngestCounts,
+        self, store: Store, preparer: ChunkPreparer, catalog: IndexCatalog, committer: Committer, pace: Pace
     ) -> None:
         self._store = store
-        self._attempts = attempts
-        self._staged = StagedChunks()
+        self._attempts = committer.attempts
         self._preparer = preparer
         self._catalog = catalog
         self._committer = committer
         self._pace = pace
-        self._counts = counts
         self._long: LongDocument | None = None
         self._long_is_next = False
         self._last_tenant = ""
@@ -75,11 +86,7 @@ class Ingester:
     def open(self) -> None:
         """Drop what an earlier process has staged. Raises StorageFull."""
         with self._store.database.write() as transaction:
-            self._staged.clear(transaction)
-
-    def remove_from_indexes(self, collection: int, chunk_ids: list[int]) -> None:
-        """Schedule the removal of chunks that the store no longer has. Thread-safe."""
-        self._committer.remove_from_indexes(collection, chunk_ids)
+            self._store.documents.drop_staged(transaction)
 
     def ingest_next_group(self) -> bool:
         """Ingest the next group, or a part of a long document, after pending index updates.
@@ -139,7 +146,7 @@ class Ingester:
                 # What an earlier call has tried, and is still to be done, would not be to blame if this one ended.
                 self._attempts.take_back(transaction)
                 self._attempts.begin(transaction, [item.seq for item in group])
-                self._store.jobs.start(transaction, group)
+                self._store.jobs.mark(transaction, group, "in_progress")
             if lost >= MOST_ATTEMPTS:
                 reason = f"the retriever ended {lost} times while it ingested this document; it is not tried again"
                 self._fail(group[0], IngestionAbandoned(reason))
@@ -149,7 +156,7 @@ class Ingester:
             self._fail_jobs(group, error)
         except Unavailable:
             with self._store.database.write() as transaction:
-                self._store.jobs.requeue(transaction, group)
+                self._store.jobs.mark(transaction, group, "queued")
             raise
 
     def _ingest_or_split(self, group: Sequence[JobItem]) -> None:
@@ -171,7 +178,7 @@ class Ingester:
             return
         queued, unchanged = self._read(group)
         if len(group) == 1 and queued and group[0].bytes > self._pace.group_bytes:
-            self._long = LongDocument(self._store.database, self._store.jobs, self._staged, self._preparer, *queued[0])
+            self._long = LongDocument(self._store, self._preparer, *queued[0])
             self._ingest_part(self._long)
             return
         prepared = self._preparer.prepare(
@@ -224,4 +231,4 @@ class Ingester:
             failed = sum(self._store.jobs.fail_rest(transaction, job_id, error.code, error.message) for job_id in jobs)
         if self._long and self._long.item.job_id in jobs:
             self._long = None
-        self._counts.add(["failed"] * failed)
+        self._committer.counts.add(["failed"] * failed)

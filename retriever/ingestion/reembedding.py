@@ -9,9 +9,8 @@ from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts, SourceText
 from retriever.store.attempts import Attempts
-from retriever.store.prepared_chunk import PreparedChunk
+from retriever.store.incoming import PreparedChunk, read_triplets
 from retriever.store.store import Store
-from retriever.store.triplet_column import read
 
 _log = structlog.get_logger(__name__)
 _DOCUMENTS_AT_ONCE = 64
@@ -38,8 +37,8 @@ class Reembedding:
         self._attempts = attempts
         self._group_bytes = group_bytes
 
-    def run(self) -> int:
-        """Return how many documents there were. Raises what the embedder raises, and StorageFull."""
+    def run(self) -> None:
+        """Convert the store. Raises what the embedder raises, and StorageFull."""
         with self._store.database.read() as transaction:
             outdated = "SELECT count(*) FROM documents WHERE fingerprint != ?"
             total = int(transaction.execute(outdated, (self._preparer.fingerprint,)).fetchone()[0])
@@ -62,7 +61,6 @@ class Reembedding:
                 raise
             done += len(group)
             _log.info("documents re-embedded", done=done, total=total)
-        return done
 
     def _group(self, rows: Sequence[_Outdated], lost: dict[int, int]) -> list[_Outdated]:
         """The first rows that fit a group: at least one; a document that a process did not survive is alone."""
@@ -98,7 +96,7 @@ class Reembedding:
     ) -> None:
         with self._store.database.write() as transaction:
             for row, parts in zip(group, prepared, strict=True):
-                self._store.documents.replace_chunks_in_parts(transaction, row.collection, row.id, parts)
+                self._store.documents.replace_chunks(transaction, row.collection, row.id, parts)
                 transaction.execute(
                     "UPDATE documents SET fingerprint = ? WHERE id = ?", (self._preparer.fingerprint, row.id)
                 )
@@ -108,7 +106,7 @@ class Reembedding:
         with self._store.database.read() as transaction:
             text_of = "SELECT text, title, triplets FROM documents WHERE id = ?"
             rows = [transaction.execute(text_of, (row.id,)).fetchone() for row in group]
-        return [SourceText(row["text"], row["title"], read(row["triplets"])) for row in rows]
+        return [SourceText(row["text"], row["title"], read_triplets(row["triplets"])) for row in rows]
 
     def _prepared(self, sources: Sequence[SourceText]) -> list[list[PreparedChunk]]:
         try:

@@ -1,18 +1,20 @@
 """The intake of changes: uploads become durable jobs, deletions apply at once."""
 
+from typing import NamedTuple
+
 import msgspec
 from blake3 import blake3
 from msgspec import UNSET
 
 from protocol.documents import DocumentUpload, IngestJob
 from protocol.errors import Overloaded, UnknownDocument
-from retriever.ingestion.batch_parser import ParsedBatch, parse_batch
-from retriever.ingestion.document_checks import checked_document, checked_name
-from retriever.ingestion.ingest_counts import IngestCounts
+from retriever.ingestion.committer import Committer, IngestCounts
+from retriever.ingestion.document_checks import ParsedBatch, checked_document, checked_name, parse_batch
 from retriever.ingestion.ingester import Ingester
 from retriever.loaders.registry import LoaderRegistry
 from retriever.settings import IngestSettings
 from retriever.store.store import Store
+from retriever.work_thread import WorkThread
 
 
 def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
@@ -23,25 +25,16 @@ def body_hash(collection: str, body: DocumentUpload | bytes) -> str:
 class UploadIntake:
     """Records uploads and deletions in the store. When a call returns, its change survives a crash."""
 
-    def __init__(
-        self,
-        store: Store,
-        loaders: LoaderRegistry,
-        ingester: Ingester,
-        settings: IngestSettings,
-        counts: IngestCounts,
-    ) -> None:
+    def __init__(self, store: Store, loaders: LoaderRegistry, committer: Committer, settings: IngestSettings) -> None:
         self._store = store
         self._loaders = loaders
-        self._ingester = ingester
+        self._committer = committer
         self._settings = settings
-        self._counts = counts
 
     def put_document(self, tenant: str, collection: str, upload: DocumentUpload, key: str | None) -> IngestJob:
         """Create a job that ingests a document.
 
-        Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded if the queue is
-        full.
+        Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded for a full queue.
         """
         loaded = self._loaders.load(upload.content, upload.media_type, upload.filename or upload.document_id)
         title = upload.title or loaded.title
@@ -81,7 +74,7 @@ class UploadIntake:
             if removed is None and not cancelled:
                 raise UnknownDocument(f"there is no document {document_id!r} in {collection!r}", param="document_id")
         if collection_key is not None and removed:
-            self._ingester.remove_from_indexes(collection_key, removed)
+            self._committer.remove_from_indexes(collection_key, removed)
 
     def _create_job(self, tenant: str, collection: str, batch: ParsedBatch, key: str | None, hashed: str) -> IngestJob:
         checked_name(collection, "collection")
@@ -99,5 +92,14 @@ class UploadIntake:
             )
             if key:
                 self._store.jobs.remember_key(transaction, tenant, key, hashed, job.job_id)
-        self._counts.add(["failed"] * len(batch.errors))
+        self._committer.counts.add(["failed"] * len(batch.errors))
         return job
+
+
+class Ingestion(NamedTuple):
+    """``intake`` queues uploads. ``ingester`` ingests them in its ``thread``. ``counts`` says what came in."""
+
+    intake: UploadIntake
+    ingester: Ingester
+    thread: WorkThread
+    counts: IngestCounts

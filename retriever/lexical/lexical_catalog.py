@@ -39,10 +39,7 @@ class LexicalCatalog:
         return self._indexes.get(collection)
 
     def sweep(self) -> None:
-        """Delete the indexes of collections without chunks, and what the others have but the store has not.
-
-        Raises OSError.
-        """
+        """Delete the indexes of collections without chunks, and what the store has not. Raises OSError."""
         with self._database.read() as transaction:
             collections = self._chunks.collections(transaction)
         for folder in self._superfluous(collections):
@@ -77,7 +74,7 @@ class LexicalCatalog:
         if index is not None and removed:
             index.change(removed=removed)
 
-    def _superfluous(self, collections: Sequence[int]) -> Iterator[Path]:
+    def _superfluous(self, collections: Iterable[int]) -> Iterator[Path]:
         """The folders of other analyzers and fingerprints, and of collections without chunks."""
         named = {str(collection) for collection in collections}
         if self._folder.exists():

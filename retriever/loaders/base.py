@@ -50,10 +50,7 @@ def decode(content: bytes) -> str:
 
 
 def decode_whole(content: bytes) -> str:
-    """Decode as ``decode``, but refuse a binary file instead of dropping its control characters.
-
-    Raises InvalidEncoding or BrokenDocument.
-    """
+    """Decode as ``decode``, but refuse a binary file. Raises InvalidEncoding or BrokenDocument."""
     text = decode(content)
     if "\x00" in text:
         raise BrokenDocument("the file is binary, not text")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from retriever.loaders.archive import check_office_package
 from retriever.loaders.base import LoadedText, joined, parsing
-from retriever.loaders.office_package import check_office_package
 from retriever.loaders.tables import table_blocks
 
 if TYPE_CHECKING:

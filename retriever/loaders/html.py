@@ -12,26 +12,11 @@ from retriever.loaders.base import LoadedText, decode
 from retriever.loaders.tables import table_blocks
 
 _NOT_TEXT = ("script", "style", "template", "noscript", "nav", "header", "footer", "aside", "form", "svg", "iframe")
-_BLOCKS = (
-    *(
-        "address",
-        "article",
-        "blockquote",
-        "br",
-        "dd",
-        "div",
-        "dl",
-        "dt",
-        "figure",
-        "figcaption",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-    ),
-    *("h5", "h6", "hr", "li", "main", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"),
-)
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+_BLOCKS = (
+    *("address", "article", "blockquote", "br", "dd", "div", "dl", "dt", "figure", "figcaption", "hr", "li", "main"),
+    *("ol", "p", "pre", "section", "table", "td", "th", "tr", "ul", *_HEADINGS),
+)
 _NOT_IN_DATA = ("table", "pre", *_HEADINGS)
 """Elements in tables that only lay out a page."""
 

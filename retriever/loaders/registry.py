@@ -5,17 +5,15 @@ from pathlib import PurePath
 
 from protocol.errors import EmptyDocument, UnsupportedMediaType
 from retriever.loaders.base import LoadedText, Loader, clean
-from retriever.loaders.csv import load_csv
 from retriever.loaders.docx import load_docx
 from retriever.loaders.epub import load_epub
 from retriever.loaders.html import load_html
 from retriever.loaders.json import JSON_DOCUMENT, load_json
-from retriever.loaders.markdown import load_markdown
 from retriever.loaders.pdf import load_pdf
 from retriever.loaders.pptx import load_pptx
-from retriever.loaders.source_code import SOURCE_CODE, load_source_code
-from retriever.loaders.source_code import SUFFIXES as SOURCE_SUFFIXES
-from retriever.loaders.text import load_text
+from retriever.loaders.tables import load_csv
+from retriever.loaders.text import SOURCE_CODE, load_markdown, load_source_code, load_text
+from retriever.loaders.text import SUFFIXES as SOURCE_SUFFIXES
 from retriever.loaders.xlsx import load_xlsx
 
 _OFFICE = "application/vnd.openxmlformats-officedocument."
@@ -44,13 +42,9 @@ UNTYPED = ("", "application/octet-stream")
 
 # The mimetypes module reads system files, so its answers differ between machines.
 _SUFFIXES = {
-    ".txt": "text/plain",
-    ".text": "text/plain",
-    ".rst": "text/plain",
-    ".md": "text/markdown",
-    ".markdown": "text/markdown",
-    ".html": "text/html",
-    ".htm": "text/html",
+    **dict.fromkeys((".txt", ".text", ".rst"), "text/plain"),
+    **dict.fromkeys((".md", ".markdown"), "text/markdown"),
+    **dict.fromkeys((".html", ".htm"), "text/html"),
     ".xhtml": "application/xhtml+xml",
     ".pdf": "application/pdf",
     ".docx": f"{_OFFICE}wordprocessingml.document",
@@ -60,8 +54,7 @@ _SUFFIXES = {
     ".csv": "text/csv",
     ".tsv": "text/tab-separated-values",
     ".json": JSON_DOCUMENT,
-    ".jsonl": JSON_LINES,
-    ".ndjson": JSON_LINES,
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
     **dict.fromkeys(SOURCE_SUFFIXES, SOURCE_CODE),
 }
 

@@ -13,7 +13,7 @@ from protocol.errors import BrokenDocument
 from retriever.loaders.base import LoadedText, Loader
 from retriever.loaders.registry import LOADERS
 from retriever.loaders.sandbox_worker import REFUSALS, LoadReply, LoadRequest
-from retriever.loaders.source_code import SOURCE_CODE
+from retriever.loaders.text import SOURCE_CODE
 from retriever.settings import LoaderSettings
 from subprocesses.worker_process import WorkerEnded, WorkerProcess
 

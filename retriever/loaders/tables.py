@@ -1,9 +1,18 @@
-"""Text of tables."""
+"""Text of tables, and the loader of tables as text: CSV and TSV."""
 
+import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+
+from protocol.errors import BrokenDocument
+from retriever.loaders.base import LoadedText, decode_whole, joined
 
 _BLOCK_CHARACTERS = 800
 """A chunk of 512 tokens holds at least two blocks of usual text, so each chunk can begin with the column names."""
+
+_DELIMITERS = ",;\t|"
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 def table_blocks(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -33,3 +42,14 @@ def _line(row: Sequence[str]) -> str:
 def _block(header: str, lines: list[str], first: int) -> str:
     heading = [] if first == 2 else [f"### Rows {first} to {first + len(lines) - 1}"]
     return "\n".join([*heading, header, *lines])
+
+
+def load_csv(content: bytes) -> LoadedText:
+    """Return the rows of a table. Its delimiter is the most frequent one of the first line."""
+    text = decode_whole(content)
+    first_line = _QUOTED.sub("", text.partition("\n")[0])
+    rows = csv.reader(StringIO(text, newline=""), delimiter=max(_DELIMITERS, key=first_line.count), strict=True)
+    try:
+        return LoadedText(None, joined(table_blocks(rows)))
+    except csv.Error as error:
+        raise BrokenDocument(f"the CSV cannot be parsed: {error} in line {rows.line_num}") from error

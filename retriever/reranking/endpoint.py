@@ -1,8 +1,9 @@
-"""The reranker that calls an HTTP endpoint."""
+"""The reranker that calls an HTTP endpoint, and the shapes of such endpoints."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Protocol
 
 import httpx
 import msgspec
@@ -10,7 +11,6 @@ import msgspec
 from protocol.errors import ConfigError, RerankFailed
 from protocol.retrieval import RerankFailure
 from retriever.reranking.base import Scores
-from retriever.reranking.endpoint_shapes import SHAPES, Rank
 from retriever.settings import EndpointRerankerSettings
 
 _LONGEST_REPLY = 4 * 1024 * 1024
@@ -20,6 +20,60 @@ _CONNECTIONS = 32
 """Requests at once."""
 
 _OVERLOADED = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+class Rank(msgspec.Struct):
+    """The score of the text at ``index``, counted from 0."""
+
+    index: int
+    score: float
+
+
+class EndpointShape(Protocol):
+    """The JSON of an endpoint's requests and replies."""
+
+    def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
+        """The body that asks for the ``wanted`` best texts, or for all of them."""
+
+    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
+        """The scores in a reply. Raises msgspec.DecodeError."""
+
+
+class _CohereRank(Rank):
+    score: float = msgspec.field(name="relevance_score")
+
+
+class _CohereReply(msgspec.Struct):
+    results: list[_CohereRank]
+
+
+class CohereShape:
+    """Cohere, Jina, vLLM and others."""
+
+    def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
+        """``{model, query, documents, top_n}``."""
+        named = {} if model is None else {"model": model}
+        return {**named, "query": query, "documents": texts, "top_n": min(wanted, len(texts))}
+
+    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
+        """``{results: [{index, relevance_score}]}``."""
+        return msgspec.json.decode(reply, type=_CohereReply).results
+
+
+class TeiShape:
+    """Hugging Face's Text Embeddings Inference, which serves one model."""
+
+    def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:  # noqa: ARG002
+        """``{query, texts, truncate}``. Without ``truncate``, it refuses texts that are too long for its model."""
+        return {"query": query, "texts": texts, "truncate": True}
+
+    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
+        """``[{index, score}]``."""
+        return msgspec.json.decode(reply, type=list[Rank])
+
+
+SHAPES: Mapping[str, EndpointShape] = {"cohere": CohereShape(), "tei": TeiShape()}
+"""By the name in the configuration."""
 
 
 class EndpointReranker:
@@ -84,9 +138,9 @@ class EndpointReranker:
 def _by_text(ranks: Sequence[Rank], count: int) -> Scores:
     scores: list[float | None] = [None] * count
     for rank in ranks:
-        if not 0 <= rank.place < count:
-            raise RerankFailed(f"a score for text {rank.place} of {count}", failure=RerankFailure.INVALID)
-        if scores[rank.place] is not None:
-            raise RerankFailed(f"two scores for text {rank.place}", failure=RerankFailure.INVALID)
-        scores[rank.place] = rank.score
+        if not 0 <= rank.index < count:
+            raise RerankFailed(f"a score for text {rank.index} of {count}", failure=RerankFailure.INVALID)
+        if scores[rank.index] is not None:
+            raise RerankFailed(f"two scores for text {rank.index}", failure=RerankFailure.INVALID)
+        scores[rank.index] = rank.score
     return scores

@@ -1,10 +1,38 @@
-"""Create the reranker that the settings name, and the stage that uses it."""
+"""Create the reranker that the settings name, and the stage that uses it; their twins if none is configured."""
 
-from retriever.reranking.base import Reranker, Reranking, Score
+from collections.abc import AsyncGenerator, Sequence
+
+from protocol.errors import InvalidRequest
+from protocol.retrieval import CandidateSet, SearchRequest
+from retriever.reranking.base import Reranker, Reranking, Score, Scores, Search
 from retriever.reranking.endpoint import EndpointReranker
-from retriever.reranking.off import NoReranker, NoReranking
 from retriever.reranking.stage import RerankStage
 from retriever.settings import EndpointRerankerSettings, NoRerankerSettings, RerankerSettings
+
+
+class NoReranker:
+    """Refuses to score."""
+
+    async def scores(self, query: str, texts: Sequence[str], wanted: int) -> Scores:  # noqa: ARG002
+        """Raise InvalidRequest."""
+        raise _none_configured()
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class NoReranking:
+    """A search as it is."""
+
+    def stages(self, request: SearchRequest, search: Search) -> AsyncGenerator[CandidateSet, None]:
+        """Return the search's stages. Raises InvalidRequest if the request asks for reranking."""
+        if request.rerank:
+            raise _none_configured()
+        return search(request)
+
+
+def _none_configured() -> InvalidRequest:
+    return InvalidRequest("no reranker is configured (retriever.reranker)", param="rerank")
 
 
 def build_reranker(settings: RerankerSettings) -> Reranker:

@@ -1,4 +1,4 @@
-"""The rerank stage: the last stage of a search."""
+"""The rerank stage: the last stage of a search, left out for a while after its reranker has failed."""
 
 import asyncio
 import math
@@ -12,13 +12,42 @@ from msgspec.structs import replace
 from protocol.errors import RagtreeError, RerankFailed
 from protocol.retrieval import CandidateSet, RerankFailure, Reranking, SearchKind, SearchRequest
 from retriever.reranking.base import Score, Scores, Search
-from retriever.reranking.circuit import Circuit
+from retriever.search.stages import first
 from retriever.settings import RerankStageSettings
 
 _log = structlog.get_logger(__name__)
 
 _LASTING = {RerankFailure.TIMEOUT, RerankFailure.UNAVAILABLE}
 """Failures that the next request is likely to meet, too."""
+
+
+class Circuit:
+    """Lets every call through until one fails. From then on, it lets one through every ``pause_s`` seconds.
+
+    The first of these that succeeds ends the pause. ``clock`` returns monotonic seconds.
+    """
+
+    def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:
+        self._pause_s = pause_s
+        self._clock = clock
+        self._next_at: float | None = None
+
+    def lets_through(self) -> bool:
+        """Return whether a call may be made now. If the circuit is broken, others have to wait for its result."""
+        if self._next_at is None:
+            return True
+        if self._clock() < self._next_at:
+            return False
+        self._next_at = self._clock() + self._pause_s
+        return True
+
+    def succeeded(self) -> None:
+        """Record that a call has succeeded."""
+        self._next_at = None
+
+    def failed(self) -> None:
+        """Record that a call has failed, which breaks the circuit."""
+        self._next_at = self._clock() + self._pause_s
 
 
 class RerankStage:
@@ -119,15 +148,7 @@ class RerankStage:
 
 def _best(found: CandidateSet, top_k: int) -> CandidateSet:
     """The first ``top_k`` documents of a set, as a provisional one with another stage behind it."""
-    return replace(
-        found,
-        of=found.of + 1,
-        final=False,
-        docs=found.docs[:top_k],
-        scores=found.scores[:top_k],
-        dense_scores=found.dense_scores[:top_k],
-        sparse_scores=found.sparse_scores[:top_k],
-    )
+    return replace(first(found, top_k), of=found.of + 1, final=False)
 
 
 def _ordered(found: CandidateSet, scores: Scores) -> CandidateSet:

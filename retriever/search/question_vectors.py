@@ -1,11 +1,14 @@
-"""The vectors of a search's question."""
+"""The vectors of a search's question, and the span of embedding it, which is the retriever's only one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import SpanKind, Tracer
 
 from protocol.retrieval import SearchRequest
+from protocol.tracing import OPERATION, PROVIDER, REQUEST_MODEL, context_of, end
 from retriever.embedding.base import Embedder, Vector, unit_rows
-from retriever.search.embedding_span import embedding_span
 
 
 class QuestionVectors:
@@ -39,3 +42,28 @@ class QuestionVectors:
             with embedding_span(self._tracer, self._embedder, self._request.traceparent):
                 self._known |= {text: self._embedder.embed_query(text) for text in new}
         return [self._known[text] for text in texts]
+
+
+@contextmanager
+def embedding_span(tracer: Tracer, embedder: Embedder, traceparent: str | None) -> Iterator[None]:
+    """Trace the block as an embedding, as part of the caller's trace. Does nothing without a ``traceparent``."""
+    if traceparent is None:
+        yield
+        return
+    attributes: dict[str, str | int] = {
+        OPERATION: "embeddings",
+        PROVIDER: "ragtree",
+        REQUEST_MODEL: embedder.name,
+        "gen_ai.embeddings.dimension.count": embedder.dimension,
+    }
+    span = tracer.start_span(
+        f"embeddings {embedder.name}", context_of(traceparent), SpanKind.CLIENT, attributes=attributes
+    )
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        end(span, error)

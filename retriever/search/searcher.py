@@ -1,9 +1,10 @@
 """The search: ask the indexes, resolve what they propose in the store, and rank it."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from opentelemetry.trace import Tracer
@@ -12,17 +13,30 @@ from protocol.errors import InvalidRequest, NoDocuments, NoGraph, UnknownFilterK
 from protocol.filters import Filter
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
-from retriever.embedding.base import Embedder
+from retriever.embedding.base import Embedder, Vector
+from retriever.index.catalog import IndexCatalog
 from retriever.index.read_write_lock import ReadWriteLock
+from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.search.fusion import depth, ranked
-from retriever.search.proposals import Proposals, Proposer
 from retriever.search.question_vectors import QuestionVectors
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import condition_of, filter_keys
 from retriever.store.store import Store
 
+Ranking = dict[int, float]
+"""Scores by chunk id, best first."""
+
 _ATTEMPTS = 3
+
+
+class Proposals(NamedTuple):
+    """The best chunks of each ranking after ``stage`` of ``of``. One that is not searched, or not yet, is empty."""
+
+    dense: Ranking
+    sparse: Ranking
+    stage: int
+    of: int
 
 
 class Searcher:
@@ -36,7 +50,8 @@ class Searcher:
     def __init__(
         self,
         store: Store,
-        proposer: Proposer,
+        catalog: IndexCatalog,
+        lexical: LexicalCatalog,
         embedder: Embedder,
         replacement_lock: ReadWriteLock,
         default: SearchKind,
@@ -44,7 +59,8 @@ class Searcher:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._store = store
-        self._proposer = proposer
+        self._catalog = catalog
+        self._lexical = lexical
         self._embedder = embedder
         self._replacement_lock = replacement_lock
         self._default = default
@@ -80,7 +96,7 @@ class Searcher:
             last_attempt = attempt == _ATTEMPTS
             with self._replacement_lock.reading() if last_attempt else nullcontext():
                 allowed = self._allowed(collection, request.filters, live_only=last_attempt)
-                for proposals in self._proposer.propose(
+                for proposals in self._proposals(
                     collection, kind, request.in_context, vectors.searched, wanted + spare, allowed
                 ):
                     ids = [list(proposals.dense), list(proposals.sparse)]
@@ -127,6 +143,31 @@ class Searcher:
             if filters is not None:
                 return self._store.chunks.matching(transaction, collection, condition_of(filters))
             return self._store.chunks.ids(transaction, collection) if live_only else None
+
+    def _proposals(
+        self, collection: int, kind: SearchKind, text: str, embedded: Callable[[], Vector], k: int, allowed: Ids | None
+    ) -> Iterator[Proposals]:
+        """Yield the ``k`` best of each ranking that a search of this ``kind`` needs, among ``allowed``, in stages.
+
+        Words are searched first, because the query has to be ``embedded`` for the other index. Raises NoDocuments
+        before the first stage, and later what embedding raises, or InvalidRequest for a query without a direction.
+        """
+        vectors, words = self._catalog.get(collection), self._lexical.get(collection)
+        if vectors is None or words is None:
+            raise NoDocuments("the collection has no documents to search yet", param="collection")
+        sparse: Ranking = {}
+        before = 0
+        if kind is not SearchKind.DENSE:
+            found = words.search(text, k, allowed)
+            sparse = dict(zip(found.ids.tolist(), found.scores.tolist(), strict=True))
+            before = 1
+            yield Proposals({}, sparse, before, before + (kind is SearchKind.HYBRID))
+        if kind is not SearchKind.SPARSE:
+            for hits in vectors.search(embedded(), k, allowed):
+                # Rounding can push the inner product of unit vectors above 1.
+                scores = hits.scores.clip(-1.0, 1.0).tolist()
+                dense = dict(zip(hits.ids.tolist(), scores, strict=True))
+                yield Proposals(dense, sparse, before + hits.stage, before + hits.of)
 
     def _resolve(
         self, collection: int, proposals: Proposals, wanted: int, request: SearchRequest, searched: CandidateSet

@@ -1,13 +1,31 @@
-"""All shards of a retriever: which of them are lost, and calls to several of them at once."""
+"""The shards of a retriever: their interface, which of them are lost, and calls to several of them at once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
 from protocol.errors import DeployFailed, RagtreeError, ShardTimeout
-from retriever.sharding.shard import Shard
+from protocol.parts import Retriever
+from retriever.reranking.base import Scores
+
+
+class Shard(Retriever, Protocol):
+    """A retriever that stores some of the documents and checks some of the idempotency keys of all shards."""
+
+    async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
+        """Bind an idempotency key to the hash of a body, no matter which shards store its documents.
+
+        Claiming twice is harmless. Raises IdempotencyMismatch if the key is bound to a different body, and StorageFull.
+        """
+
+    async def rerank(self, query: str, texts: Sequence[str], wanted: int) -> Scores:
+        """Return the score of each text, at least those of the ``wanted`` best ones, whatever shards store them.
+
+        Raises RerankFailed, and InvalidRequest if no reranker is configured.
+        """
+
 
 _log = structlog.get_logger(__name__)
 
@@ -49,10 +67,7 @@ class ShardGroup:
         return self._shards[number]
 
     async def ready(self) -> None:
-        """Check every shard again. Return if all are ready or, with partial answers, at least one.
-
-        Otherwise raises the error of a shard, or ShardTimeout.
-        """
+        """Check every shard again. Raises an error of theirs unless all are ready or, with partial answers, one."""
         errors = await asyncio.gather(*map(self._readiness_error, self.numbers))
         lost = {number: error for number, error in enumerate(errors) if error is not None}
         if lost.keys() != self._lost.keys():

@@ -1,14 +1,12 @@
 """Several shards as one retriever: `protocol.parts.Retriever` over any number of retrievers."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
-from blake3 import blake3
 from msgspec.structs import replace
 
 from protocol.documents import (
@@ -25,38 +23,13 @@ from protocol.errors import NoGraph, Unavailable, UnknownCollection, UnknownDocu
 from protocol.graph import GraphRequest, GraphView
 from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
+from retriever.reranking.base import Scores
 from retriever.reranking.factory import build_reranking
 from retriever.settings import NoRerankerSettings, RerankerSettings, ShardSettings
-from retriever.sharding.batch_splitter import split_batch
-from retriever.sharding.merged_jobs import merged_job, shard_job_ids
-from retriever.sharding.merged_listings import merged_collections, merged_page, merged_stats
-from retriever.sharding.shard import Shard
-from retriever.sharding.shard_group import ShardGroup
-from retriever.sharding.shard_reranker import ShardReranker
-from retriever.sharding.sharded_searcher import ShardedSearcher
-from retriever.sharding.stage_merger import chunk_of
-
-
-def globally_numbered(orphans: Iterable[Orphan], shard: int, shards: int) -> list[Orphan]:
-    """Return a shard's orphans, in order, with numbers that are unique over all shards."""
-    return [replace(orphan, number=orphan.number * shards + shard) for orphan in orphans]
-
-
-def by_shard(orphans: Iterable[Orphan], shards: int) -> dict[int, list[Orphan]]:
-    """Group orphans by shard, with the numbers that the shard gave them."""
-    found: dict[int, list[Orphan]] = defaultdict(list)
-    for orphan in orphans:
-        number, shard = divmod(orphan.number, shards)
-        found[shard].append(replace(orphan, number=number))
-    return found
-
-
-def shard_of(shards: int, *names: str) -> int:
-    """Return the shard, from 0, for these names. Evenly distributed, and equal in every process and release."""
-    # Names may contain lone surrogates. The shard refuses them.
-    named = "\0".join(names).encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake3(named).digest(length=8), "big") % shards
-
+from retriever.sharding.assignment import by_shard, globally_numbered, shard_of, split_batch
+from retriever.sharding.merging import merged_collections, merged_job, merged_page, merged_stats, shard_job_ids
+from retriever.sharding.shard_group import Shard, ShardGroup
+from retriever.sharding.sharded_searcher import ShardedSearcher, chunk_of
 
 T = TypeVar("T")
 
@@ -77,13 +50,11 @@ class ShardedRetriever:
     ) -> None:
         self._shards = ShardGroup(shards, ready_within_s, partial=settings.on_lost == "partial")
         self._searcher = ShardedSearcher(shards, settings)
-        self._reranking = build_reranking(reranker or NoRerankerSettings(), ShardReranker(self._shards).scores)
+        self._reranking = build_reranking(reranker or NoRerankerSettings(), self._rerank)
+        self._reranked = itertools.count()
 
     async def ready(self) -> None:
-        """Return if searches can be served: by every shard or, with partial answers, by at least one.
-
-        Otherwise raises the error of a shard, or ShardTimeout.
-        """
+        """Return if every shard or, with partial answers, one can search. Raises a shard's error, or ShardTimeout."""
         await self._shards.ready()
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
@@ -153,28 +124,25 @@ class ShardedRetriever:
 
     async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         """Create a collection in every shard, or change how it is searched. Repeating a failed call repairs it."""
-        await self._shards.call(self._shards.numbers, lambda _, shard: shard.put_collection(tenant, collection, search))
+        await self._everywhere(lambda shard: shard.put_collection(tenant, collection, search))
 
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""
 
-        async def page(_: int, shard: Shard) -> DocumentPage | None:
+        async def page(shard: Shard) -> DocumentPage | None:
             try:
                 return await shard.list_documents(tenant, collection, limit, after)
             except UnknownCollection:
                 return None
 
-        answers = await self._shards.call(self._shards.numbers, page)
-        pages = [page for page in answers.values() if page is not None]
+        pages = [page for page in await self._everywhere(page) if page is not None]
         if not pages:
             raise UnknownCollection(f"there is no collection {collection!r}", param="collection")
         return merged_page(pages, limit)
 
     async def list_collections(self, tenant: str) -> Sequence[CollectionInfo]:
         """Return the tenant's collections, sorted by name."""
-        return merged_collections(
-            (await self._shards.call(self._shards.numbers, lambda _, shard: shard.list_collections(tenant))).values()
-        )
+        return merged_collections(await self._everywhere(lambda shard: shard.list_collections(tenant)))
 
     async def view_graph(self, request: GraphRequest) -> GraphView:
         """Raise UnknownCollection or NoGraph: a graph needs all documents in one retriever."""
@@ -213,7 +181,7 @@ class ShardedRetriever:
         found = await self._shards.call([number for number in self._shards.numbers if number not in lost], listed)
         if len(lost) == count:
             raise next(iter(lost.values()))
-        return sorted(chain.from_iterable(found.values()), key=lambda orphan: orphan.number)[:limit]
+        return sorted(itertools.chain.from_iterable(found.values()), key=lambda orphan: orphan.number)[:limit]
 
     async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Count an attempt to delete the KV of each, in their shards. Raises StorageFull."""
@@ -232,10 +200,19 @@ class ShardedRetriever:
 
     async def stats(self) -> RetrieverStats:
         """Return the sums over all shards. Raises a lost shard's error, because a sum without it would jump."""
-        return merged_stats((await self._shards.call(self._shards.numbers, lambda _, shard: shard.stats())).values())
+        return merged_stats(await self._everywhere(lambda shard: shard.stats()))
+
+    async def _rerank(self, query: str, texts: Sequence[str], wanted: int) -> Scores:
+        """Ask the rerankers of the shards, which are all alike, in turn. Raises the error of a lost one if all are."""
+        lost = self._shards.lost
+        there = [number for number in self._shards.numbers if number not in lost] or [0]
+        return await self._shards[there[next(self._reranked) % len(there)]].rerank(query, texts, wanted)
 
     def _searched(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         return self._searcher.stages(request, self._shards.lost)
+
+    async def _everywhere(self, call: Callable[[Shard], Awaitable[T]]) -> list[T]:
+        return list((await self._shards.call(self._shards.numbers, lambda _, shard: call(shard))).values())
 
     def _shard_of(self, *names: str) -> int:
         return shard_of(len(self._shards), *names)

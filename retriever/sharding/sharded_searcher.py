@@ -1,18 +1,152 @@
-"""One search over all shards, concurrently."""
+"""One search over all shards, concurrently, and their stages merged."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from itertools import islice
+from typing import NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
-from protocol.errors import InternalError, NoDocuments, RagtreeError, ShardTimeout, Unavailable, UnknownCollection
-from protocol.retrieval import CandidateSet, SearchRequest
+from protocol.errors import (
+    InternalError,
+    NoDocuments,
+    RagtreeError,
+    ShardTimeout,
+    Unavailable,
+    UnknownCollection,
+    UnknownFilterKey,
+)
+from protocol.retrieval import CandidateSet, Chunk, SearchKind, SearchRequest
+from retriever.search.fusion import depth, ranked
 from retriever.settings import ShardSettings
-from retriever.sharding.shard import Shard
-from retriever.sharding.stage_merger import StageMerger
+from retriever.sharding.shard_group import Shard
+
+
+class _Key(NamedTuple):
+    """A candidate: its shard, and its place among the shard's candidates."""
+
+    shard: int
+    place: int
+
+
+class StageMerger:
+    """Merges the latest candidates of each shard into one set.
+
+    A shard is open until it sends its final set, reports that it has no documents, or is lost. The candidates of a lost
+    shard still count. Shards send both rankings of a hybrid search, which are merged one by one and then fused. A
+    ranking is ordered by score, then by shard, then by the shard's order, so the result does not depend on which shard
+    answers first. A chunk's id names its shard. A merged set has ``shown`` chunks, or ``top_k`` if those are more.
+    """
+
+    def __init__(self, shards: int, top_k: int, shown: int = 0) -> None:
+        self._top_k = top_k
+        self._shown = max(top_k, shown)
+        self._open = set(range(shards))
+        self._awaited = set(self._open)
+        self._best: dict[int, CandidateSet] = {}
+        self._empty_errors: list[RagtreeError] = []
+        self._lost: dict[int, RagtreeError] = {}
+        self._stage = 0
+
+    @property
+    def open(self) -> frozenset[int]:
+        """The shards that have not finished."""
+        return frozenset(self._open)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every open shard has sent a set since the last merged one."""
+        return not self._awaited
+
+    def answered(self, shard: int) -> bool:
+        """Return whether a shard has sent its final set."""
+        return shard in self._best and self._best[shard].final
+
+    def add(self, shard: int, found: CandidateSet) -> None:
+        """Record an open shard's latest candidates."""
+        self._best[shard] = found
+        self._awaited.discard(shard)
+        if found.final:
+            self._open.discard(shard)
+
+    def mark_empty(self, shard: int, error: RagtreeError) -> None:
+        """Record that an open shard has nothing to search, and why."""
+        self._empty_errors.append(error)
+        self._close(shard)
+
+    def mark_lost(self, shard: int, error: RagtreeError) -> None:
+        """Record that an open shard is lost, and why."""
+        self._lost[shard] = error
+        self._close(shard)
+
+    def merged(self, elapsed_ms: float) -> CandidateSet:
+        """Return the best candidates of all shards as the next stage. It is final when no shard is open.
+
+        Raises the error of a shard if there is nothing to return, and UnknownFilterKey.
+        """
+        self._check()
+        self._stage += 1
+        self._awaited = set(self._open)
+        # The shard with the most stages bounds the number of merged sets, so only the final one reaches ``of``.
+        of = max(found.of for found in self._best.values())
+        kind = min(self._best.items())[1].search
+        count = depth(kind, self._top_k, self._shown)
+        dense = _ranking({shard: found.ranking(SearchKind.DENSE) for shard, found in self._best.items()}, count)
+        sparse = _ranking({shard: found.ranking(SearchKind.SPARSE) for shard, found in self._best.items()}, count)
+        best = list(islice(ranked(kind, dense, sparse, count).items(), self._shown))
+        return CandidateSet(
+            stage=self._stage if self._open else of,
+            of=of,
+            docs=tuple(chunk_of(shard, self._best[shard].docs[place]) for (shard, place), _ in best),
+            scores=tuple(hit.score for _, hit in best),
+            final=not self._open,
+            elapsed_ms=elapsed_ms,
+            search=kind,
+            dense_scores=tuple(hit.dense for _, hit in best),
+            sparse_scores=tuple(hit.sparse for _, hit in best),
+            missing_shards=tuple(str(shard) for shard in sorted(self._lost)),
+            revisions=tuple(revision for _, found in sorted(self._best.items()) for revision in found.revisions),
+        )
+
+    def _close(self, shard: int) -> None:
+        self._open.discard(shard)
+        self._awaited.discard(shard)
+
+    def _check(self) -> None:
+        if not self._open and not any(map(self.answered, self._best)):
+            # A lost shard may have documents, so its error comes first. NoDocuments says more than UnknownCollection.
+            raise next(iter([*self._lost.values(), *sorted(self._empty_errors, key=_is_unknown_collection)]))
+        unknown = set.intersection(*(set(found.unknown_keys) for found in self._best.values()))
+        if unknown:
+            for shard, error in self._lost.items():
+                if shard not in self._best:
+                    raise error
+            raise UnknownFilterKey(f"no document has an attribute {min(unknown)!r}", param="filters")
+
+
+def chunk_of(shard: int, chunk: Chunk) -> Chunk:
+    """Return a shard's chunk with an id that is unique over all shards."""
+    return replace(chunk, chunk_id=f"{shard}.{chunk.chunk_id}")
+
+
+def _is_unknown_collection(error: RagtreeError) -> bool:
+    return not isinstance(error, NoDocuments)
+
+
+def _ranking(scores: Mapping[int, Sequence[float | None]], count: int) -> dict[_Key, float]:
+    """The ``count`` best candidates of all shards in one ranking, best first."""
+    found = [
+        (score, _Key(shard, place))
+        for shard, of_shard in sorted(scores.items())
+        for place, score in enumerate(of_shard)
+        if score is not None
+    ]
+    found.sort(key=lambda hit: -hit[0])
+    return {key: score for score, key in found[:count]}
+
 
 _log = structlog.get_logger(__name__)
 

@@ -68,13 +68,9 @@ class Chunks:
         )
         return [_chunk(row) for row in rows]
 
-    def collections(self, transaction: Transaction) -> list[int]:
-        """Return the keys of the collections that have chunks."""
-        return [row["collection"] for row in transaction.execute("SELECT DISTINCT collection FROM chunks")]
-
-    def count(self, transaction: Transaction, collection: int) -> int:
-        """Return the number of live chunks in a collection."""
-        return int(transaction.execute("SELECT count(*) FROM chunks WHERE collection = ?", (collection,)).fetchone()[0])
+    def collections(self, transaction: Transaction) -> dict[int, int]:
+        """Return how many live chunks the collections have that have any, by their keys."""
+        return dict(map(tuple, transaction.execute("SELECT collection, count(*) FROM chunks GROUP BY collection")))
 
     def has_any(self, transaction: Transaction, collection: int) -> bool:
         """Return whether a collection has any chunk."""
@@ -98,7 +94,7 @@ class Chunks:
         rows = transaction.execute("SELECT id FROM chunks WHERE collection = ? ORDER BY id", (collection,))
         return np.fromiter((row["id"] for row in rows), np.int64)
 
-    def vectors(self, transaction: Transaction, ids: Ids, dimension: int) -> Iterator[tuple[Ids, Vector]]:
+    def vectors(self, transaction: Transaction, ids: Ids) -> Iterator[tuple[Ids, Vector]]:
         """Yield the embeddings of chunks in parts of up to 8,192, as ([n], [n, dimension])."""
         for at in range(0, len(ids), _ROWS_AT_ONCE):
             rows = transaction.execute(
@@ -109,7 +105,7 @@ class Chunks:
                 blob = b"".join(row["embedding"] for row in rows)
                 yield (
                     np.array([row["id"] for row in rows], np.int64),
-                    np.frombuffer(blob, np.float32).reshape(len(rows), dimension),
+                    np.frombuffer(blob, np.float32).reshape(len(rows), -1),
                 )
 
     def texts(self, transaction: Transaction, ids: Ids) -> Iterator[list[tuple[int, str]]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from protocol.errors import ConfigError, StorageFull
-from retriever.store.schema import VERSIONS
+from retriever.store.schema import TABLES, VERSION
 
 Transaction = sqlite3.Connection
 """A connection inside a transaction. Do not use it outside the ``with`` block that provides it."""
@@ -19,8 +19,8 @@ class Database:
     """The store's SQLite file in WAL mode.
 
     ``synchronous`` is FULL because an accepted job must survive a power loss, and NORMAL may lose the last commits in
-    WAL mode. FULL costs one fsync per commit, which the documents of a group share. Opening upgrades an older store to
-    the current schema. Raises ConfigError for a store of a newer version and for a file that is not a store.
+    WAL mode. FULL costs one fsync per commit, which the documents of a group share. Raises ConfigError for a store of
+    another version and for a file that is not a store.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
@@ -42,10 +42,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """Run the block in a transaction, committed at its end and rolled back if the block or the commit fails.
-
-        Raises StorageFull if the disk is full.
-        """
+        """Run the block in a transaction, rolled back if it or the commit fails. Raises StorageFull."""
         with self._write_lock, _storage_errors():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -97,13 +94,10 @@ class Database:
 
     def _create_schema(self) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(VERSIONS):
-            raise ConfigError(
-                f"{self._path} has schema version {version}, but this release supports up to {len(VERSIONS)}"
-            )
-        missing = " ".join(VERSIONS[version:])
-        if missing:
-            self._writer.executescript(f"BEGIN IMMEDIATE; {missing} PRAGMA user_version = {len(VERSIONS)}; COMMIT;")
+        if not version:
+            self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        elif version != VERSION:
+            raise ConfigError(f"{self._path} has schema version {version}, but this release reads {VERSION} only")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,11 +13,8 @@ from protocol.filters import Attributes
 from protocol.retrieval import SearchKind, StoreRevision
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import kind_of
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument, PreparedChunk, stored_triplets
 from retriever.store.orphans import Orphans
-from retriever.store.prepared_chunk import PreparedChunk
-from retriever.store.staged_chunks import StagedChunks
-from retriever.store.triplet_column import stored
 
 _INFO = """SELECT d.document_id, d.filename, d.title, d.content_hash, d.bytes, d.attributes, d.created_at, d.updated_at,
                   (SELECT count(*) FROM chunks WHERE document = d.id) AS chunks FROM documents d """
@@ -38,7 +35,6 @@ class Documents:
 
     def __init__(self, orphans: Orphans, clock: Callable[[], float] = time.time) -> None:
         self._orphans = orphans
-        self._staged = StagedChunks()
         self._clock = clock
 
     def revision(self, transaction: Transaction) -> StoreRevision:
@@ -117,7 +113,23 @@ class Documents:
     ) -> list[int]:
         """Store a document, replacing the one with its id. Return the ids of the removed chunks."""
         key = self._put_row(transaction, collection, document, fingerprint)
-        return self.replace_chunks(transaction, collection, key, chunks)
+        return self.replace_chunks(transaction, collection, key, [chunks])
+
+    def stage(self, transaction: Transaction, item: int, position: int, chunks: Sequence[PreparedChunk]) -> None:
+        """Keep consecutive chunks of a queued document, from this position on, until all of its chunks are there.
+
+        They belong to an item of the queue, and leave with it.
+        """
+        transaction.executemany(
+            """INSERT INTO staged_chunks (item, position, id, text, content_hash, embedding, first_line, last_line,
+                                          triplets)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+            [(item, *row) for row in _rows(position, chunks)],
+        )
+
+    def drop_staged(self, transaction: Transaction) -> None:
+        """Drop all chunks that an earlier process has staged."""
+        transaction.execute("DELETE FROM staged_chunks")
 
     def put_staged(
         self, transaction: Transaction, collection: int, document: IncomingDocument, item: int, fingerprint: str
@@ -125,25 +137,33 @@ class Documents:
         """Store a document whose chunks are staged for an item of the queue, replacing the one with its id."""
         key = self._put_row(transaction, collection, document, fingerprint)
         removed = self._remove_chunks(transaction, key)
-        added = self._staged.move(transaction, item, collection, key)
+        transaction.execute(
+            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding, first_line,
+                                   last_line, triplets)
+               SELECT id, ?, ?, position, text, content_hash, embedding, first_line, last_line, triplets
+               FROM staged_chunks WHERE item = ? ORDER BY position""",
+            (key, collection, item),
+        )
+        staged = "SELECT id FROM staged_chunks WHERE item = ? ORDER BY position"
+        added = [row["id"] for row in transaction.execute(staged, (item,)).fetchall()]
+        transaction.execute("DELETE FROM staged_chunks WHERE item = ?", (item,))
         self._orphans.clear(transaction, collection, key)
         self._orphans.add(transaction, key, removed.values())
         return Replaced(list(removed), added)
 
     def replace_chunks(
-        self, transaction: Transaction, collection: int, document: int, chunks: Sequence[PreparedChunk]
-    ) -> list[int]:
-        """Replace a document's chunks. Return the ids of the removed ones."""
-        return self.replace_chunks_in_parts(transaction, collection, document, [chunks])
-
-    def replace_chunks_in_parts(
         self, transaction: Transaction, collection: int, document: int, parts: Iterable[Sequence[PreparedChunk]]
     ) -> list[int]:
         """Replace a document's chunks by consecutive parts. Return the ids of the removed ones."""
         removed = self._remove_chunks(transaction, document)
         position = 0
         for part in parts:
-            self._add_chunks(transaction, collection, document, position, part)
+            transaction.executemany(
+                """INSERT INTO chunks (document, collection, position, id, text, content_hash, embedding, first_line,
+                                       last_line, triplets)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                [(document, collection, *row) for row in _rows(position, part)],
+            )
             position += len(part)
         self._orphans.clear(transaction, collection, document)
         self._orphans.add(transaction, document, removed.values())
@@ -177,7 +197,7 @@ class Documents:
                 *(len(document.text.encode()), msgspec.json.encode(document.attributes).decode()),
                 *(document.content_hash, fingerprint, now, now),
                 msgspec.json.encode(document.pages).decode() if document.pages else None,
-                stored(document.triplets),
+                stored_triplets(document.triplets),
             ),
         ).fetchone()
         key = int(row["id"])
@@ -188,39 +208,20 @@ class Documents:
         )
         return key
 
-    def _add_chunks(
-        self,
-        transaction: Transaction,
-        collection: int,
-        document: int,
-        position: int,
-        chunks: Sequence[PreparedChunk],
-    ) -> None:
-        transaction.executemany(
-            """INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding, first_line,
-                                   last_line, triplets)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-            [
-                (
-                    prepared.id,
-                    document,
-                    collection,
-                    position + n,
-                    prepared.chunk.text,
-                    prepared.chunk.content_hash,
-                    prepared.embedding.tobytes(),
-                    prepared.lines.first,
-                    prepared.lines.last,
-                    stored(prepared.triplets),
-                )
-                for n, prepared in enumerate(chunks)
-            ],
-        )
-
     def _remove_chunks(self, transaction: Transaction, document: int) -> dict[int, str]:
         """Delete a document's chunks. Return their content hashes by id."""
         rows = transaction.execute("DELETE FROM chunks WHERE document = ? RETURNING id, content_hash", (document,))
         return {row["id"]: row["content_hash"] for row in rows.fetchall()}
+
+
+def _rows(position: int, chunks: Iterable[PreparedChunk]) -> Iterator[tuple[object, ...]]:
+    """What the store keeps of consecutive chunks from this position on: position, id, text and so on."""
+    for place, prepared in enumerate(chunks, position):
+        chunk, lines = prepared.chunk, prepared.lines
+        yield (
+            *(place, prepared.id, chunk.text, chunk.content_hash, prepared.embedding.tobytes()),
+            *(lines.first, lines.last, stored_triplets(prepared.triplets)),
+        )
 
 
 def _info(row: sqlite3.Row, collection: str) -> DocumentInfo:

@@ -7,14 +7,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from protocol.graph import Triplet
+from protocol.graph import GraphSize, Triplet
 from retriever.embedding.base import Vector
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
-from retriever.store.triplet_column import read
+from retriever.store.incoming import read_triplets
 
 Halves = npt.NDArray[np.float16]
 """Vectors as they are stored, [n, dimension]."""
+
+_EDGES = "SELECT r.head, r.relation, r.tail, s.chunk FROM relations r JOIN statements s ON s.id = r.statement "
 
 
 class UnreadChunk(NamedTuple):
@@ -27,24 +29,16 @@ class UnreadChunk(NamedTuple):
     triplets: tuple[Triplet, ...] = ()
 
 
-class KeyedRelation(NamedTuple):
-    """A relation between the entities with these keys."""
-
-    head: str
-    relation: str
-    tail: str
-
-
 class KeyedStatement(NamedTuple):
     """A statement on its way into the store: characters ``first`` to ``last`` of its chunk's text.
 
-    ``keys`` are those of its entities, ``relations`` are between them, and ``embedding`` has the shape [dimension].
+    ``keys`` are those of its entities, ``relations`` are between these, and ``embedding`` has the shape [dimension].
     """
 
     first: int
     last: int
     keys: tuple[str, ...]
-    relations: tuple[KeyedRelation, ...]
+    relations: tuple[Triplet, ...]
     embedding: Vector
 
 
@@ -55,6 +49,20 @@ class StoredRelation(NamedTuple):
     relation: str
     tail: str
     chunk: int
+
+
+class Edge(NamedTuple):
+    """A relation between the entities with these ids, and the id of the chunk that states it."""
+
+    head: int
+    relation: str
+    tail: int
+    chunk: int
+
+    @property
+    def stated(self) -> tuple[int, str, int]:
+        """What is stated, wherever it is stated."""
+        return self.head, self.relation, self.tail
 
 
 class GraphArrays(NamedTuple):
@@ -77,38 +85,57 @@ class Facts:
     """Reads and writes the graphs of all collections. Each call runs in the given transaction.
 
     A deleted chunk takes along its statements, their mentions and relations, and entities that are mentioned nowhere
-    else. The schema sees to it, in the transaction that deletes the chunk.
+    else. The schema sees to it, in the transaction that deletes the chunk. What was read under another ``fingerprint``
+    than that of today's extractor counts as not read.
     """
 
-    def unread(self, transaction: Transaction, fingerprint: str, after: int, limit: int) -> list[UnreadChunk]:
-        """Return up to ``limit`` chunks with ids above ``after`` that were not read under this fingerprint."""
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+
+    def unread(self, transaction: Transaction, after: int, limit: int) -> list[UnreadChunk]:
+        """Return up to ``limit`` chunks with ids above ``after`` that have not been read."""
         rows = transaction.execute(
             """SELECT c.id, c.collection, c.text, d.title, c.triplets
                FROM chunks c JOIN documents d ON d.id = c.document LEFT JOIN read_chunks r ON r.chunk = c.id
                WHERE c.id > ? AND r.fingerprint IS NOT ? ORDER BY c.id LIMIT ?""",
-            (after, fingerprint, limit),
+            (after, self._fingerprint, limit),
         )
         return [
-            UnreadChunk(row["id"], row["collection"], row["text"], row["title"], read(row["triplets"])) for row in rows
+            UnreadChunk(row["id"], row["collection"], row["text"], row["title"], read_triplets(row["triplets"]))
+            for row in rows
         ]
 
-    def unread_count(self, transaction: Transaction, fingerprint: str, collection: int) -> int:
-        """Return how many chunks of a collection were not read under this fingerprint."""
+    def unread_count(self, transaction: Transaction, collection: int) -> int:
+        """Return how many chunks of a collection have not been read."""
         row = transaction.execute(
             """SELECT count(*) FROM chunks c LEFT JOIN read_chunks r ON r.chunk = c.id
                WHERE c.collection = ? AND r.fingerprint IS NOT ?""",
-            (collection, fingerprint),
+            (collection, self._fingerprint),
         ).fetchone()
         return int(row[0])
 
-    def unreadable_count(self, transaction: Transaction, fingerprint: str, collection: int) -> int:
-        """Return how many chunks of a collection were tried under this fingerprint, but could not be read."""
+    def unreadable_count(self, transaction: Transaction, collection: int) -> int:
+        """Return how many chunks of a collection were tried, but could not be read."""
         row = transaction.execute(
             """SELECT count(*) FROM read_chunks r JOIN chunks c ON c.id = r.chunk
                WHERE r.unreadable AND r.fingerprint = ? AND c.collection = ?""",
-            (fingerprint, collection),
+            (self._fingerprint, collection),
         ).fetchone()
         return int(row[0])
+
+    def all_unread(self, transaction: Transaction) -> int:
+        """Return how many chunks of all collections have not been read."""
+        # A chunk takes its mark along when it goes, so all marks are of live chunks.
+        row = transaction.execute(
+            "SELECT (SELECT count(*) FROM chunks) - (SELECT count(*) FROM read_chunks WHERE fingerprint = ?)",
+            (self._fingerprint,),
+        ).fetchone()
+        return int(row[0])
+
+    def all_unreadable(self, transaction: Transaction) -> int:
+        """Return how many chunks of all collections were tried, but could not be read."""
+        count = "SELECT count(*) FROM read_chunks WHERE unreadable AND fingerprint = ?"
+        return int(transaction.execute(count, (self._fingerprint,)).fetchone()[0])
 
     def collections(self, transaction: Transaction) -> list[int]:
         """Return the keys of the collections that have a graph."""
@@ -136,7 +163,6 @@ class Facts:
         self,
         transaction: Transaction,
         chunk: UnreadChunk,
-        fingerprint: str,
         statements: Sequence[KeyedStatement] | None,
         entities: Mapping[str, int],
     ) -> None:
@@ -163,7 +189,7 @@ class Facts:
         transaction.executemany("DELETE FROM statements WHERE id = ?", [(row["id"],) for row in old])
         transaction.execute(
             "INSERT OR REPLACE INTO read_chunks (chunk, fingerprint, unreadable) VALUES (?, ?, ?)",
-            (chunk.id, fingerprint, statements is None),
+            (chunk.id, self._fingerprint, statements is None),
         )
 
     def arrays(self, transaction: Transaction, collection: int, dimension: int) -> GraphArrays:
@@ -215,6 +241,44 @@ class Facts:
             (json.dumps(list(ids)),),
         )
         return {row[0]: StoredRelation(*row[1:]) for row in rows.fetchall()}
+
+    def size(self, transaction: Transaction, collection: int) -> GraphSize:
+        """Return how much a collection's graph holds."""
+        row = transaction.execute(
+            """SELECT (SELECT count(*) FROM entities WHERE collection = :key),
+                      (SELECT count(*) FROM statements WHERE collection = :key),
+                      (SELECT count(*) FROM statements s JOIN relations r ON r.statement = s.id
+                       WHERE s.collection = :key)""",
+            {"key": collection},
+        ).fetchone()
+        return GraphSize(*row)
+
+    def most_mentioned(self, transaction: Transaction, collection: int, limit: int) -> list[int]:
+        """Return the ids of the entities that most statements mention, the most mentioned first."""
+        rows = transaction.execute(
+            """SELECT e.id FROM entities e WHERE e.collection = ?
+               ORDER BY (SELECT count(*) FROM mentions WHERE entity = e.id) DESC, e.id LIMIT ?""",
+            (collection, limit),
+        )
+        return [row["id"] for row in rows]
+
+    def mentions(self, transaction: Transaction, ids: Sequence[int]) -> dict[int, int]:
+        """Return how many statements mention each of these entities, by id."""
+        rows = transaction.execute(
+            """SELECT wanted.value AS id, (SELECT count(*) FROM mentions WHERE entity = wanted.value) AS mentions
+               FROM json_each(?) AS wanted""",
+            (json.dumps(list(ids)),),
+        )
+        return {row["id"]: row["mentions"] for row in rows}
+
+    def edges(self, transaction: Transaction, entity: int, limit: int) -> list[Edge]:
+        """Return up to ``limit`` relations of an entity: first those that it is the head of, each kind oldest first."""
+        rows = transaction.execute(_EDGES + "WHERE r.head = ? ORDER BY r.id LIMIT ?", (entity, limit)).fetchall()
+        # A relation of an entity to itself is among the first ones.
+        rows += transaction.execute(
+            _EDGES + "WHERE r.tail = ? AND r.head <> r.tail ORDER BY r.id LIMIT ?", (entity, limit - len(rows))
+        ).fetchall()
+        return [Edge(*row) for row in rows]
 
 
 def _blob(vector: Vector) -> bytes:

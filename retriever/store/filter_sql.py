@@ -64,16 +64,14 @@ def kind_of(value: object) -> str:
 
 
 def _condition(filters: Filter) -> Condition:
-    return _compound(filters) if isinstance(filters, Compound) else _comparison(filters)
-
-
-def _compound(compound: Compound) -> Condition:
-    if compound.op not in ("and", "or"):
-        raise InvalidRequest(f"unknown operator {compound.op}: join filters with and or or", param="filters")
-    if not compound.filters:
-        raise InvalidRequest(f"an {compound.op} needs at least one filter", param="filters")
-    parts = [_condition(part) for part in compound.filters]
-    sql = f" {compound.op.upper()} ".join(part.sql for part in parts)
+    if not isinstance(filters, Compound):
+        return _comparison(filters)
+    if filters.op not in ("and", "or"):
+        raise InvalidRequest(f"unknown operator {filters.op}: join filters with and or or", param="filters")
+    if not filters.filters:
+        raise InvalidRequest(f"an {filters.op} needs at least one filter", param="filters")
+    parts = [_condition(part) for part in filters.filters]
+    sql = f" {filters.op.upper()} ".join(part.sql for part in parts)
     return Condition(f"({sql})", tuple(value for part in parts for value in part.values))
 
 
@@ -101,9 +99,8 @@ def _attribute_is(key: str, values: tuple[AttributeValue, ...], *, negated: bool
     for value in values:
         by_kind[kind_of(value)].append(_bindable(value))
     # One IN per type, because SQLite limits the length of an OR chain.
-    any_of = (
-        " OR ".join(f"(a.kind = ? AND a.value IN ({_placeholders(found)}))" for found in by_kind.values()) or "FALSE"
-    )
+    marks = (",".join("?" * len(found)) for found in by_kind.values())
+    any_of = " OR ".join(f"(a.kind = ? AND a.value IN ({of_kind}))" for of_kind in marks) or "FALSE"
     found = _exists(key, f"({any_of})", tuple(part for kind, found in by_kind.items() for part in (kind, *found)))
     return Condition(f"NOT {found.sql}", found.values) if negated else found
 
@@ -111,10 +108,6 @@ def _attribute_is(key: str, values: tuple[AttributeValue, ...], *, negated: bool
 def _exists(key: str, sql: str, values: tuple[Bound, ...]) -> Condition:
     has = f"SELECT 1 FROM attributes a WHERE a.document = d.id AND a.key = ? AND {sql}"  # noqa: S608  # nosec B608  # bound
     return Condition(f"EXISTS ({has})", (key, *values))
-
-
-def _placeholders(values: list[Bound]) -> str:
-    return ",".join("?" * len(values))
 
 
 def _single(op: str, value: object) -> AttributeValue:

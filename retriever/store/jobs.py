@@ -12,7 +12,7 @@ import msgspec
 from protocol.documents import IngestJob, JobError
 from protocol.errors import IdempotencyMismatch, UnknownJob
 from retriever.store.database import Transaction
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 
 ERRORS_KEPT = 100
 """How many errors a job lists. Further ones are only counted."""
@@ -87,13 +87,13 @@ class Jobs:
         """Create a queued job from documents with their line numbers, and from the errors of invalid lines."""
         job_id = f"job_{uuid.uuid4().hex}"
         now = self._clock()
-        transaction.execute(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?)",
+        job: sqlite3.Row = transaction.execute(
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?) RETURNING *",
             (
                 *(job_id, tenant, name, "queued" if documents else "failed", len(documents) + len(errors)),
                 *(len(errors), msgspec.json.encode(errors[:ERRORS_KEPT]).decode(), now, now),
             ),
-        )
+        ).fetchone()
         payloads = ((line, document, msgspec.msgpack.encode(document)) for line, document in documents)
         transaction.executemany(
             """INSERT INTO job_items (job, tenant, collection, document_id, line, bytes, payload)
@@ -103,7 +103,7 @@ class Jobs:
                 for line, document, payload in payloads
             ],
         )
-        return _job(self._row(transaction, job_id))
+        return _job(job)
 
     def get(self, transaction: Transaction, tenant: str, job_id: str) -> IngestJob:
         """Return the current state of a job. Raises UnknownJob."""
@@ -160,13 +160,13 @@ class Jobs:
         row = transaction.execute("SELECT payload FROM job_items WHERE seq = ?", (item.seq,)).fetchone()
         return None if row is None else msgspec.msgpack.decode(row["payload"], type=IncomingDocument)
 
-    def start(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
-        """Mark the jobs of a group as in progress."""
-        self._set_status(transaction, items, "in_progress")
-
-    def requeue(self, transaction: Transaction, items: Sequence[JobItem]) -> None:
-        """Mark the jobs of a group as queued again."""
-        self._set_status(transaction, items, "queued")
+    def mark(
+        self, transaction: Transaction, items: Sequence[JobItem], status: Literal["queued", "in_progress"]
+    ) -> None:
+        """Mark the jobs of a group that have not ended."""
+        update = "UPDATE jobs SET status = ?, updated_at = ? WHERE id = ? AND status IN ('queued', 'in_progress')"
+        now = self._clock()
+        transaction.executemany(update, [(status, now, job_id) for job_id in {item.job_id for item in items}])
 
     def still_queued(self, transaction: Transaction, items: Sequence[JobItem]) -> set[int]:
         """Return the ``seq`` of those items that are still in the queue."""
@@ -177,11 +177,6 @@ class Jobs:
     def queued(self, transaction: Transaction) -> int:
         """Return the number of queued items over all jobs."""
         return int(transaction.execute("SELECT count(*) FROM job_items").fetchone()[0])
-
-    def queued_of_job(self, transaction: Transaction, job_id: str) -> int:
-        """Return the number of queued items of a job."""
-        row = transaction.execute("SELECT count(*) FROM job_items WHERE job = ?", (job_id,)).fetchone()
-        return int(row[0])
 
     def finish(self, transaction: Transaction, results: Sequence[ItemResult]) -> None:
         """Remove items from the queue, count their outcomes, and end jobs that have no items left."""
@@ -223,10 +218,10 @@ class Jobs:
         transaction.execute("DELETE FROM claimed_keys WHERE since < ?", (self._clock() - 2 * older_than_s,))
 
     def _count(self, transaction: Transaction, job_id: str, counts: Counter[Outcome], errors: list[JobError]) -> None:
-        row = self._row(transaction, job_id)
+        row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         stored, unchanged = row["stored"] + counts["stored"], row["unchanged"] + counts["unchanged"]
         status = row["status"]
-        if not self.queued_of_job(transaction, job_id):
+        if transaction.execute("SELECT 1 FROM job_items WHERE job = ? LIMIT 1", (job_id,)).fetchone() is None:
             status = "completed" if stored + unchanged else "failed"
         kept = [*msgspec.json.decode(row["errors"], type=list[JobError]), *errors][:ERRORS_KEPT]
         transaction.execute(
@@ -237,15 +232,6 @@ class Jobs:
                 *(msgspec.json.encode(kept).decode(), self._clock(), job_id),
             ),
         )
-
-    def _set_status(self, transaction: Transaction, items: Sequence[JobItem], status: str) -> None:
-        update = "UPDATE jobs SET status = ?, updated_at = ? WHERE id = ? AND status IN ('queued', 'in_progress')"
-        now = self._clock()
-        transaction.executemany(update, [(status, now, job_id) for job_id in {item.job_id for item in items}])
-
-    def _row(self, transaction: Transaction, job_id: str) -> sqlite3.Row:
-        row: sqlite3.Row = transaction.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return row
 
 
 def _check_hash(row: sqlite3.Row, body_hash: str) -> None:

@@ -1,11 +1,19 @@
-"""The tables of the store, by schema version."""
+"""The tables of the store."""
 
-_FIRST = """
+VERSION = 12
+"""Raise it with every change to the tables. A store of another version is refused."""
+
+TABLES = """
+-- The store's name, which no other store has: one row.
+CREATE TABLE store (name TEXT NOT NULL);
+INSERT INTO store VALUES (lower(hex(randomblob(16))));
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
     name TEXT NOT NULL,
     created_at REAL NOT NULL,
+    -- How the collection is searched by default. NULL: as the configuration says.
+    search TEXT,
     UNIQUE (tenant, name)
 );
 CREATE TABLE documents (
@@ -21,6 +29,10 @@ CREATE TABLE documents (
     fingerprint TEXT NOT NULL,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL,
+    -- The first line of each page, as a JSON array. NULL: the document has no pages, or none were recorded.
+    pages TEXT,
+    -- The triplets that were uploaded with the document, as a JSON array of [head, relation, tail]. NULL: none.
+    triplets TEXT,
     UNIQUE (collection, document_id)
 );
 CREATE INDEX documents_by_fingerprint ON documents (fingerprint);
@@ -32,10 +44,16 @@ CREATE TABLE chunks (
     position INTEGER NOT NULL,
     text TEXT NOT NULL,
     content_hash TEXT NOT NULL,
-    embedding BLOB NOT NULL
+    embedding BLOB NOT NULL,
+    -- Where the chunk lies in the document's text: lines from 1, both included. NULL: none were recorded.
+    first_line INTEGER,
+    last_line INTEGER,
+    -- Those of the document's triplets that the chunk states, in the same form.
+    triplets TEXT
 );
 CREATE INDEX chunks_by_document ON chunks (document, position);
 CREATE INDEX chunks_by_collection ON chunks (collection);
+CREATE INDEX chunks_by_content ON chunks (content_hash);
 -- "value" has no declared type, so strings, numbers and booleans keep theirs.
 CREATE TABLE attributes (
     document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
@@ -68,10 +86,26 @@ CREATE TABLE job_items (
     document_id TEXT NOT NULL,
     line INTEGER,
     bytes INTEGER NOT NULL,
-    payload BLOB NOT NULL
+    payload BLOB NOT NULL,
+    tenant TEXT NOT NULL
 );
 CREATE INDEX job_items_by_job ON job_items (job);
 CREATE INDEX job_items_by_document ON job_items (collection, document_id);
+-- Tenants take turns. The index has what a turn needs: "tenant" itself lies behind the payload.
+CREATE INDEX job_items_by_tenant ON job_items (tenant);
+-- The chunks of a queued document that are ready, until all of them are and become its chunks in one commit.
+CREATE TABLE staged_chunks (
+    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    embedding BLOB NOT NULL,
+    first_line INTEGER NOT NULL,
+    last_line INTEGER NOT NULL,
+    triplets TEXT,
+    PRIMARY KEY (item, position)
+);
 CREATE TABLE idempotency_keys (
     tenant TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -80,24 +114,6 @@ CREATE TABLE idempotency_keys (
     PRIMARY KEY (tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX idempotency_keys_by_job ON idempotency_keys (job);
-"""
-
-_ORPHANS = """
--- A content that no chunk of the tenant has any more. Ids are never reused.
-CREATE TABLE orphans (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    tenant TEXT NOT NULL,
-    content_hash TEXT NOT NULL,
-    collection TEXT NOT NULL,
-    document_id TEXT NOT NULL,
-    since REAL NOT NULL,
-    UNIQUE (tenant, content_hash)
-);
-CREATE INDEX orphans_by_document ON orphans (tenant, collection, document_id);
-CREATE INDEX chunks_by_content ON chunks (content_hash);
-"""
-
-_CLAIMED_KEYS = """
 -- An idempotency key of an upload that is spread over several shards. This shard checks the key for all of them.
 CREATE TABLE claimed_keys (
     tenant TEXT NOT NULL,
@@ -107,22 +123,29 @@ CREATE TABLE claimed_keys (
     PRIMARY KEY (tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX claimed_keys_by_time ON claimed_keys (since);
-"""
-
-_SEARCH_KIND = """
--- How the collection is searched by default. NULL: as the configuration says.
-ALTER TABLE collections ADD COLUMN search TEXT;
-"""
-
-_LINES = """
--- Where the chunk lies in the document's text: lines from 1, both included. NULL: stored before this version.
-ALTER TABLE chunks ADD COLUMN first_line INTEGER;
-ALTER TABLE chunks ADD COLUMN last_line INTEGER;
--- The first line of each page, as a JSON array. NULL: the document has no pages, or was stored before this version.
-ALTER TABLE documents ADD COLUMN pages TEXT;
-"""
-
-_GRAPH = """
+-- How many processes have ended while they tried something. "id" is that of an item of the queue, of a document that is
+-- embedded again, or of a chunk that is read for the graph. None of these is ever reused.
+CREATE TABLE attempts (
+    kind TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    -- The process that is trying now. Another one reads that it has ended.
+    process TEXT,
+    PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+-- A content that no chunk of the tenant has any more. Ids are never reused.
+CREATE TABLE orphans (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    collection TEXT NOT NULL,
+    document_id TEXT NOT NULL,
+    -- How often it was tried to delete the orphan's KV, and why that is given up. NULL: it is not.
+    attempts INTEGER NOT NULL DEFAULT 0,
+    given_up TEXT,
+    UNIQUE (tenant, content_hash)
+);
+CREATE INDEX orphans_by_document ON orphans (tenant, collection, document_id);
 -- An entity of a collection's graph. It lives as long as a mention of it. "key" is what spellings of its name share.
 -- Embeddings are float16.
 CREATE TABLE entities (
@@ -168,82 +191,9 @@ CREATE INDEX relations_by_tail ON relations (tail);
 -- The chunks whose statements are stored, and the fingerprint of what read them.
 CREATE TABLE read_chunks (
     chunk INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
-    fingerprint TEXT NOT NULL
+    fingerprint TEXT NOT NULL,
+    -- 1: the extractor has found no answer that it could read, so nothing is stored of the chunk.
+    unreadable INTEGER NOT NULL DEFAULT 0
 );
-"""
-
-_UNREADABLE = """
--- 1: the extractor has found no answer that it could read, so nothing is stored of the chunk.
-ALTER TABLE read_chunks ADD COLUMN unreadable INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX unreadable_chunks ON read_chunks (fingerprint) WHERE unreadable;
 """
-
-_TRIPLETS = """
--- The triplets that were uploaded with the document, as a JSON array of [head, relation, tail]. NULL: none.
-ALTER TABLE documents ADD COLUMN triplets TEXT;
--- Those of them that the chunk states, in the same form.
-ALTER TABLE chunks ADD COLUMN triplets TEXT;
-"""
-
-_STORE = """
--- The store's name, which no other store has: one row.
-CREATE TABLE store (name TEXT NOT NULL);
-INSERT INTO store VALUES (lower(hex(randomblob(16))));
--- How old an orphan is, only the process that saw it come can tell: clocks are set.
-ALTER TABLE orphans DROP COLUMN since;
--- How often it was tried to delete the orphan's KV, and why that is given up. NULL: it is not.
-ALTER TABLE orphans ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE orphans ADD COLUMN given_up TEXT;
-"""
-
-_ATTEMPTS = """
--- How many processes have ended while they tried something. "id" is that of an item of the queue, of a document that is
--- embedded again, or of a chunk that is read for the graph. None of these is ever reused.
-CREATE TABLE attempts (
-    kind TEXT NOT NULL,
-    id INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    -- The process that is trying now. Another one reads that it has ended.
-    process TEXT,
-    PRIMARY KEY (kind, id)
-) WITHOUT ROWID;
-"""
-
-_STAGED = """
--- The chunks of a queued document that are ready, until all of them are and become its chunks in one commit.
-CREATE TABLE staged_chunks (
-    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    id INTEGER NOT NULL,
-    text TEXT NOT NULL,
-    content_hash TEXT NOT NULL,
-    embedding BLOB NOT NULL,
-    first_line INTEGER NOT NULL,
-    last_line INTEGER NOT NULL,
-    triplets TEXT,
-    PRIMARY KEY (item, position)
-);
-"""
-
-_TURNS = """
--- Tenants take turns. The index has what a turn needs: "tenant" itself lies behind the payload.
-ALTER TABLE job_items ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
-UPDATE job_items SET tenant = (SELECT tenant FROM jobs WHERE jobs.id = job_items.job);
-CREATE INDEX job_items_by_tenant ON job_items (tenant);
-"""
-
-VERSIONS = (
-    _FIRST,
-    _ORPHANS,
-    _CLAIMED_KEYS,
-    _SEARCH_KIND,
-    _LINES,
-    _GRAPH,
-    _UNREADABLE,
-    _TRIPLETS,
-    _STORE,
-    _ATTEMPTS,
-    _STAGED,
-    _TURNS,
-)
-"""The statements that upgrade a store by one version each, starting from an empty file."""

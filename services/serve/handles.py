@@ -16,7 +16,7 @@ from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Controller, Generator
 from protocol.plans import PrefillPlan
 from protocol.timing import StreamTiming
-from retriever.sharding.shard import Shard
+from retriever.sharding.shard_group import Shard
 from services.serve.caller import PATIENCE_S, DeploymentCaller, replicas_of
 from services.serve.forwarding import forwarded, forwarding
 

@@ -28,9 +28,8 @@ from protocol.retrieval import Lines, Revisions
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import ChunkText, IncomingDocument, PreparedChunk
 from retriever.store.orphans import Orphans
-from retriever.store.prepared_chunk import ChunkText, PreparedChunk
 
 LETTERS = st.sampled_from("ab")
 VECTOR = np.zeros(4, np.float32)

@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def single_threaded_builds(monkeypatch):
     """Build indexes with one OpenMP thread. More slow down small indexes, especially on a busy machine."""
-    monkeypatch.setattr("retriever.thread_priorities.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("retriever.machine.os.cpu_count", lambda: 1)

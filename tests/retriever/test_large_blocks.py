@@ -9,7 +9,7 @@ _KEPT = """
 import numpy as np
 import psutil
 
-from retriever.large_blocks import return_large_blocks
+from retriever.machine import return_large_blocks
 
 {prepare}
 # By this, glibc raises its own threshold.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from structlog.testing import capture_logs
 
 from protocol.errors import Unavailable
-from retriever.pace import Pace
+from retriever.settings import Pace
 from retriever.work_thread import WorkThread
 
 QUICK = Pace(retry_first_s=0.001, retry_max_s=0.001)

@@ -7,12 +7,12 @@ from pathlib import Path
 from ragtree_lab.workloads.corpus_store import TENANT
 from retriever.embedding.factory import build_embedder
 from retriever.index.flat import FlatIndex
+from retriever.machine import search_on_one_core
 from retriever.settings import RetrieverSettings
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.orphans import Orphans
-from retriever.thread_priorities import search_on_one_core
 
 
 class ExactSearch:
@@ -33,7 +33,7 @@ class ExactSearch:
             assert key is not None, "only the default collection may lack a key"
             self._collection = key
             stored = self._chunks.ids(transaction, key)
-            for ids, vectors in self._chunks.vectors(transaction, stored, self._embedder.dimension):
+            for ids, vectors in self._chunks.vectors(transaction, stored):
                 self._index.add(ids, vectors)
 
     async def search(self, question: str, top_k: int) -> list[str]:

@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from retriever.index.tuning import IndexTuning
-from retriever.settings import IndexSettings
+from retriever.settings import IndexSettings, IndexTuning
 
 
 def tuned(settings: IndexSettings, chosen: IndexTuning) -> IndexSettings:

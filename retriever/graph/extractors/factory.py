@@ -1,11 +1,9 @@
 """Build the extractor that the settings ask for."""
 
 from retriever.graph.extractors.base import Extractor
-from retriever.graph.extractors.given import GivenExtractor
+from retriever.graph.extractors.given import GivenExtractor, WithGiven
 from retriever.graph.extractors.phrases import Phrases
-from retriever.graph.extractors.rules import rules_fingerprint
-from retriever.graph.extractors.rules_process import RulesProcess
-from retriever.graph.extractors.with_given import WithGiven
+from retriever.graph.extractors.rules import RulesProcess, rules_fingerprint
 from retriever.settings import GraphSettings
 
 

@@ -1,14 +1,24 @@
-"""Extraction by rules on top of a small spaCy model: noun phrases, names, and verbs between them."""
+"""Extraction by rules on top of a small spaCy model: noun phrases, names, and verbs between them.
 
+It runs in a worker process, which reads one group of chunks after another from standard input.
+"""
+
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
+import msgspec
 from spacy.tokens import Doc, Span, Token
+from threadpoolctl import threadpool_limits
 
+from protocol.errors import Unavailable
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.base import ExtractorEnded, GraphSource, Statement
 from retriever.graph.extractors.phrases import VERBS, Phrases, name_of, names_of
 from retriever.graph.names import LONGEST_NAME, name_key, tidy
+from retriever.machine import lower_priority
+from subprocesses.worker_process import WorkerEnded, WorkerProcess, read_frame, write_frame
 
 RULES_VERSION = 3
 """Raise it when the rules find something else."""
@@ -36,11 +46,6 @@ class RulesExtractor:
     def __init__(self, phrases: Phrases) -> None:
         self._phrases = phrases
 
-    @property
-    def fingerprint(self) -> str:
-        """The versions of rules and model."""
-        return rules_fingerprint(self._phrases)
-
     def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
         """Return the sentences of each chunk that name an entity."""
         with self._phrases.reading():
@@ -50,9 +55,6 @@ class RulesExtractor:
             return [
                 _statements(doc, titles.get(source.title or "", ())) for source, doc in zip(sources, docs, strict=True)
             ]
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 def _statements(doc: Doc, title: Sequence[str]) -> list[Statement]:
@@ -122,3 +124,64 @@ def _objects_of(preposition: Token) -> Iterator[Token]:
     for child in preposition.children:
         if child.dep_ == "pobj":
             yield from (child, *child.conjuncts)
+
+
+class RulesProcess:
+    """Has a worker process extract by rules, because spaCy holds the interpreter's lock while searches wait for it.
+
+    The first chunks start the worker. If it ends, the next ones start another. One thread at a time extracts.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        """``fingerprint`` is that of the extractor in the worker."""
+        self.fingerprint = fingerprint
+        self._worker: WorkerProcess | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
+        """Return the statements of each chunk. Raises ExtractorEnded, or Unavailable if this is closed."""
+        try:
+            return self._running().ask(list(sources), list[list[Statement]])
+        except WorkerEnded as error:
+            self._end()
+            if self._closed:
+                raise Unavailable("the graph is closed") from error
+            raise ExtractorEnded("the process that reads chunks for the graph has ended") from error
+
+    def close(self) -> None:
+        """End the worker, also while it reads."""
+        self._closed = True
+        self._end()
+
+    def _running(self) -> WorkerProcess:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the graph is closed")
+            if self._worker is None:
+                self._worker = WorkerProcess("retriever.graph.extractors.rules")
+            return self._worker
+
+    def _end(self) -> None:
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+
+def main() -> None:
+    """Read chunks until standard input closes."""
+    lower_priority()
+    # The embedder computes at the same time, on the other cores.
+    threadpool_limits(limits=1)
+    extractor = RulesExtractor(Phrases())
+    while True:
+        try:
+            sources = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=list[GraphSource])
+        except EOFError:
+            return
+        write_frame(sys.stdout.buffer, extractor.extract(sources))
+
+
+if __name__ == "__main__":
+    main()

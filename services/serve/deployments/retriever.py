@@ -3,8 +3,8 @@
 import asyncio
 
 from retriever.build import build_retriever
-from retriever.large_blocks import return_large_blocks
-from retriever.sharding.shard import Shard
+from retriever.machine import return_large_blocks
+from retriever.sharding.shard_group import Shard
 from services.config import Config
 from services.observability.spans import open_spans
 from services.serve.forwarding import serves

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from retriever.demo_corpus.stdlib_corpus import stdlib_documents
-from retriever.ingestion.batch_parser import parse_batch
+from retriever.ingestion.document_checks import parse_batch
 
 
 @functools.cache

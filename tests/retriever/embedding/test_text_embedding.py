@@ -8,9 +8,9 @@ from sharded_cases import running_shards
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownModel
 from retriever.build import build_retriever
+from retriever.embedding.base import embed_request
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.embedding.sentence_transformer import SentenceTransformerEmbedder
-from retriever.embedding.text_embedding import TextEmbedding
 from retriever.settings import HashingSettings
 
 TEXTS = ("The river runs to the sea.", "A mill stands by the river.", "Quarterly results")
@@ -23,8 +23,8 @@ def vectors(found) -> np.ndarray:
 @pytest.mark.parametrize("embedder", [HashingEmbedder, SentenceTransformerEmbedder])
 def test_vectors_are_those_of_the_embedder(embedder):
     embedder = embedder()
-    as_documents = TextEmbedding(embedder).embed(EmbeddingRequest(TEXTS, embedder.name))
-    as_queries = TextEmbedding(embedder).embed(EmbeddingRequest(TEXTS, embedder.name, "query", embedder.dimension))
+    as_documents = embed_request(embedder, EmbeddingRequest(TEXTS, embedder.name))
+    as_queries = embed_request(embedder, EmbeddingRequest(TEXTS, embedder.name, "query", embedder.dimension))
     np.testing.assert_allclose(vectors(as_documents), embedder.embed_documents(TEXTS), atol=1e-6)
     np.testing.assert_allclose(vectors(as_queries)[1], embedder.embed_query(TEXTS[1]), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(vectors(as_documents), axis=1), 1, atol=1e-5)
@@ -42,7 +42,7 @@ def test_vectors_are_those_of_the_embedder(embedder):
 )
 def test_what_is_refused(request_, error, param):
     with pytest.raises(error) as caught:
-        TextEmbedding(HashingEmbedder(HashingSettings(max_tokens=8))).embed(request_)
+        embed_request(HashingEmbedder(HashingSettings(max_tokens=8)), request_)
     assert caught.value.param == param
 
 

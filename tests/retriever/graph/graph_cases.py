@@ -9,8 +9,7 @@ from protocol.graph import Triplet
 from retriever.embedding.hashing import HashingEmbedder
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
-from retriever.graph.graph_indexer import GraphIndexer
-from retriever.graph.group_reader import GroupReader
+from retriever.graph.graph_indexer import GraphIndexer, GroupReader
 from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
 from retriever.ingestion.chunker import Chunker
 from retriever.settings import ChunkSettings
@@ -18,8 +17,10 @@ from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.facts import Facts
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
+from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
+from retriever.store.store import Store
 
 TENANT = "acme"
 TABLES = ("entities", "statements", "mentions", "relations", "read_chunks")
@@ -30,18 +31,18 @@ class GraphStore:
 
     def __init__(self, folder: Path, extractor: Extractor | None = None) -> None:
         self.database = Database(folder / "store.sqlite3")
-        self.documents, self.chunks, self.facts = Documents(Orphans()), Chunks(), Facts()
+        orphans = Orphans()
+        self.documents, self.chunks = Documents(orphans), Chunks()
+        self.store = Store(self.database, self.documents, self.chunks, Jobs(), orphans)
         self.embedder = HashingEmbedder()
         self.preparer = ChunkPreparer(Chunker(self.embedder.tokenizer, 510, ChunkSettings()), self.embedder)
         with self.database.read() as transaction:
             self.preparer.start_ids_after(self.chunks.last_id(transaction))
         self.extractor = extractor or Capitals()
+        self.facts = Facts(self.extractor.fingerprint)
         self.catalog = GraphCatalog(self.database, self.facts, self.embedder.dimension)
         self.groups = GroupReader(self.database, self.facts, self.extractor)
-        fingerprint = self.extractor.fingerprint
-        self.indexer = GraphIndexer(
-            self.database, self.chunks, self.facts, self.groups, fingerprint, self.embedder, self.catalog
-        )
+        self.indexer = GraphIndexer(self.store, self.facts, self.groups, self.embedder, self.catalog)
 
     def put(
         self,

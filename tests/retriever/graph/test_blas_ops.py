@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from thinc.backends.numpy_ops import NumpyOps
 
-from retriever.graph.extractors.blas_ops import BlasOps
-from retriever.graph.extractors.phrases import Phrases
+from retriever.graph.extractors.phrases import BlasOps, Phrases
 
 
 @pytest.mark.parametrize("trans1", [False, True])

@@ -6,8 +6,7 @@ from graph_cases import GraphStore
 
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import GraphSource, Statement
-from retriever.graph.extractors.given import GivenExtractor
-from retriever.graph.extractors.with_given import WithGiven
+from retriever.graph.extractors.given import GivenExtractor, WithGiven
 
 TEXT = "Marie Curie was born in Warsaw. Nothing was given of Paris."
 BORN = Triplet("Marie Curie", "born in", "Warsaw")

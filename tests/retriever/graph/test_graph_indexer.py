@@ -230,5 +230,5 @@ def test_a_chunk_that_kills_its_reader_is_given_up_and_the_others_are_read(tmp_p
     assert deaths == MOST_ATTEMPTS
     assert store.names() == {"Marie", "Pierre", "Anna", "Otto"}
     with store.database.read() as transaction:
-        assert store.facts.unreadable_count(transaction, store.extractor.fingerprint, store.collection()) == 1
+        assert store.facts.unreadable_count(transaction, store.collection()) == 1
         assert transaction.execute("SELECT count(*) FROM attempts").fetchone()[0] == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from retriever.graph.pagerank import personalised_pagerank, transition
+from retriever.graph.knowledge_graph import personalised_pagerank, transition
 
 
 def ring_with_a_spur() -> csr_matrix:

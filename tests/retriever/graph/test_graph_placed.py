@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import Statement
-from retriever.graph.extractors.placed import placed
-from retriever.graph.name_finder import NameFinder
-from retriever.graph.names import name_key
+from retriever.graph.extractors.given import placed
+from retriever.graph.names import NameFinder, name_key
 
 TEXT = "Marie Curie was born in Warsaw. Dr. Smith met her in Warsaw. Marie Curie loved Warsaw."
 BORN = Triplet("Marie Curie", "born in", "Warsaw")

@@ -12,7 +12,7 @@ from protocol.filters import Comparison
 from protocol.graph import GraphMode
 from protocol.retrieval import SearchKind, SearchRequest
 from retriever.embedding.hashing import HashingEmbedder
-from retriever.graph.extractors.rules_process import RulesProcess
+from retriever.graph.extractors.rules import RulesProcess
 from retriever.settings import GraphSettings
 
 RULES = GraphSettings(kind="rules")

@@ -11,11 +11,10 @@ from sharded_cases import running_shards
 
 from protocol.documents import CollectionInfo
 from protocol.errors import NoGraph, UnknownCollection, UnknownEntity
-from protocol.graph import GraphRequest, GraphSize, GraphState, GraphView, ViewedEntity, ViewedRelation
+from protocol.graph import GraphRequest, GraphSize, GraphState, GraphView, Triplet, ViewedEntity, ViewedRelation
 from retriever.graph.graph_viewer import GraphViewer
 from retriever.settings import GraphSettings
-from retriever.store.facts import KeyedRelation, KeyedStatement, UnreadChunk
-from retriever.store.graph_outline import GraphOutline
+from retriever.store.facts import Facts, KeyedStatement, UnreadChunk
 
 CHAIN = "Alice met Bert. Bert met Carol. Carol met Dora. Dora met Emil."
 
@@ -26,8 +25,7 @@ def store(tmp_path) -> GraphStore:
 
 
 def viewer_of(store: GraphStore) -> GraphViewer:
-    fingerprint = store.extractor.fingerprint
-    return GraphViewer(store.documents, store.chunks, store.facts, GraphOutline(), store.catalog, fingerprint)
+    return GraphViewer(store.store, store.facts, store.catalog)
 
 
 def view(store: GraphStore, *entities: str, tenant: str = TENANT, collection: str = "c", **limits: int) -> GraphView:
@@ -67,7 +65,7 @@ def add_facts(store: GraphStore, facts: list[tuple[str, str, str]], document: st
     vector = np.zeros(store.embedder.dimension, np.float32)
     keys = dict.fromkeys(end for head, _, tail in facts for end in (head, tail))
     statements = [
-        KeyedStatement(0, 1, tuple(dict.fromkeys((head, tail))), (KeyedRelation(head, relation, tail),), vector)
+        KeyedStatement(0, 1, tuple(dict.fromkeys((head, tail))), (Triplet(head, relation, tail),), vector)
         for head, relation, tail in facts
     ]
     collection = store.collection()
@@ -75,7 +73,7 @@ def add_facts(store: GraphStore, facts: list[tuple[str, str, str]], document: st
         store.facts.add_entities(transaction, collection, {key: key for key in keys}, dict.fromkeys(keys, vector))
         entities = store.facts.known(transaction, collection, keys)
         read = UnreadChunk(chunk, collection, "nothing here", None)
-        store.facts.put(transaction, read, store.extractor.fingerprint, statements, entities)
+        store.facts.put(transaction, read, statements, entities)
 
 
 def test_it_has_what_is_around_an_entity(store):
@@ -215,7 +213,7 @@ def test_nothing_of_a_deleted_document_appears_in_the_middle_of_an_index_run(sto
 def test_chunks_that_another_extractor_has_read_are_unread(store):
     store.put("a", CHAIN)
     store.read_all()
-    store.extractor.fingerprint = "another"
+    store.facts = Facts("another")
     assert view(store).unread_chunks == unread(store) == 1
 
 

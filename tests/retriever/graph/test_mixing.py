@@ -2,7 +2,7 @@
 
 import pytest
 
-from retriever.graph.mixing import by_place, mixed
+from retriever.graph.graph_searcher import by_place, mixed
 
 
 def test_places_count_less_and_less():

@@ -5,8 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retriever.graph.name_finder import NameFinder
-from retriever.graph.names import name_key, words_of
+from retriever.graph.names import NameFinder, name_key, words_of
 
 _words = st.text("abé ._", max_size=12)
 

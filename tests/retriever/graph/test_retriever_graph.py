@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 from protocol.errors import Unavailable
 from retriever.graph.graph_viewer import GraphViewer
 from retriever.graph.retriever_graph import RetrieverGraph
-from retriever.pace import Pace
-from retriever.store.graph_outline import GraphOutline
+from retriever.settings import Pace
 from retriever.work_thread import WorkThread
 
 
@@ -32,9 +31,9 @@ class Slow(Capitals):
 
 
 def graph_of(store: GraphStore) -> RetrieverGraph:
-    viewer = GraphViewer(store.documents, store.chunks, store.facts, GraphOutline(), store.catalog, "capitals")
+    viewer = GraphViewer(store.store, store.facts, store.catalog)
     thread = WorkThread("graph", store.indexer.index_next, Pace(), lambda: None, threading.Event())
-    return RetrieverGraph(store.catalog, store.indexer, thread, viewer)
+    return RetrieverGraph(store.catalog, store.indexer, thread, None, viewer)
 
 
 def test_closing_breaks_off_a_group_that_is_being_read(tmp_path):

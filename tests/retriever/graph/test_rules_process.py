@@ -10,8 +10,7 @@ import pytest
 from protocol.errors import Unavailable
 from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
-from retriever.graph.extractors.rules import RulesExtractor, rules_fingerprint
-from retriever.graph.extractors.rules_process import RulesProcess
+from retriever.graph.extractors.rules import RulesExtractor, RulesProcess, rules_fingerprint
 
 SOURCES = [
     GraphSource("Warsaw lies on the Vistula. It rained.", "Warsaw"),
@@ -40,7 +39,6 @@ def worker_of(process: RulesProcess) -> int:
 def test_it_finds_what_the_extractor_finds_in_this_process(process, phrases):
     here = RulesExtractor(phrases)
     assert process.extract(SOURCES) == here.extract(SOURCES)
-    assert process.fingerprint == here.fingerprint
 
 
 def test_one_worker_reads_group_after_group(process):

@@ -236,33 +236,33 @@ SAVED = SavedIndex("ivf", Trained(800, 1.5), b"an index\nof two lines")
 
 
 def test_saved_index_is_loaded(tmp_path):
-    files = IndexFiles(tmp_path)
-    files.save(1, "print", SAVED)
-    assert files.load(1, "print") == SAVED
-    assert files.load(2, "print") is None
-    assert files.load(1, "another print") is None
+    files = IndexFiles(tmp_path, "print")
+    files.save(1, SAVED)
+    assert files.load(1) == SAVED
+    assert files.load(2) is None
+    assert IndexFiles(tmp_path, "another print").load(1) is None
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:-1] + b"x", lambda b: b"", lambda b: b"\xff" + b])
 def test_damaged_file_is_ignored(tmp_path, damage):
-    files = IndexFiles(tmp_path)
-    files.save(1, "print", SAVED)
+    files = IndexFiles(tmp_path, "print")
+    files.save(1, SAVED)
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
-    assert files.load(1, "print") is None
+    assert files.load(1) is None
 
 
 def test_failed_save_keeps_only_the_old_file(tmp_path, monkeypatch):
-    files = IndexFiles(tmp_path)
-    files.save(1, "print", SAVED)
+    files = IndexFiles(tmp_path, "print")
+    files.save(1, SAVED)
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        files.save(1, "print", SAVED._replace(trained=Trained(1)))
-    assert files.load(1, "print") == SAVED
+        files.save(1, SAVED._replace(trained=Trained(1)))
+    assert files.load(1) == SAVED
     assert len(list(tmp_path.iterdir())) == 1
 
 

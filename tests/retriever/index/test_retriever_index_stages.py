@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 from varied import varied
 
+from retriever.index.faiss_index import StagePlanner, equal_slices
 from retriever.index.flat import FlatIndex
 from retriever.index.ivf import IVFIndex
 from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
-from retriever.index.stage_planner import StagePlanner, equal_slices
-from retriever.index.tuning import IndexTuning
-from retriever.settings import IndexSettings
+from retriever.settings import IndexSettings, IndexTuning
 
 DIMENSION = 8
 

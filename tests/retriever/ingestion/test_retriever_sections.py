@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_retriever_chunker import TOKENIZERS
 
 from retriever.ingestion.chunker import Chunker
-from retriever.ingestion.section_starts import section_starts
+from retriever.ingestion.cut_places import section_starts
 from retriever.settings import ChunkSettings
 
 

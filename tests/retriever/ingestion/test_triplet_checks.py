@@ -10,10 +10,9 @@ from protocol.documents import MOST_TRIPLETS, DocumentUpload
 from protocol.errors import InvalidRequest
 from protocol.graph import Triplet
 from retriever.graph.names import LONGEST_NAME, name_key
-from retriever.ingestion.batch_parser import parse_batch
-from retriever.ingestion.document_checks import checked_document
+from retriever.ingestion.document_checks import checked_document, parse_batch
 from retriever.ingestion.upload_intake import body_hash
-from retriever.store.incoming_document import IncomingDocument
+from retriever.store.incoming import IncomingDocument
 
 BORN = {"head": "Marie Curie", "relation": "born in", "tail": "Warsaw"}
 

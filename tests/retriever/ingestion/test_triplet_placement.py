@@ -6,12 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.graph import Triplet
-from retriever.graph.name_finder import NameFinder
-from retriever.graph.names import name_key
-from retriever.ingestion.triplet_placement import MOST_CHUNKS, triplets_by_chunk
+from retriever.graph.names import NameFinder, name_key
+from retriever.ingestion.chunk_preparer import MOST_CHUNKS, placed_triplets
 
 CHUNKS = ["Marie Curie", "Pierre met Marie Curie.", "Warsaw", "MARIE CURIE was born in Warsaw.", "Marie Curie, Warsaw"]
 _names = st.text("abé -", min_size=1, max_size=5)
+
+
+def triplets_by_chunk(chunks: list[str], triplets: list[Triplet]) -> list[tuple[Triplet, ...]]:
+    stated = placed_triplets(chunks, triplets)
+    assert all(0 <= position < len(chunks) for position in stated)
+    return [stated.get(position, ()) for position in range(len(chunks))]
 
 
 def chunks_of(triplet: Triplet, chunks: list[str] = CHUNKS) -> list[int]:

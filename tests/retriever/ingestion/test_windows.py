@@ -15,7 +15,7 @@ from test_retriever_chunker import TEXTS, TOKENIZERS
 
 from protocol.retrieval import SearchKind
 from retriever.ingestion.chunker import Chunker
-from retriever.ingestion.piece_starts import LONGEST_GAP
+from retriever.ingestion.cut_places import LONGEST_GAP
 from retriever.settings import ChunkSettings
 
 HERE = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from protocol.errors import InvalidRequest, RerankFailed, RetrieverNotReady
 from protocol.retrieval import CandidateSet, RerankFailure, SearchKind, SearchRequest
-from retriever.reranking.off import NoReranker, NoReranking
+from retriever.reranking.factory import NoReranker, NoReranking
 from retriever.reranking.stage import RerankStage
 from retriever.settings import RerankStageSettings
 

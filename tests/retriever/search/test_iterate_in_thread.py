@@ -10,7 +10,7 @@ from varied import varied
 
 from protocol.errors import Unavailable
 from protocol.retrieval import SearchRequest
-from retriever.search.iterate_in_thread import iterate_in_thread
+from retriever.search.stages import iterate_in_thread
 from retriever.settings import IndexSettings
 
 
@@ -119,7 +119,7 @@ async def test_repeated_search_has_one_sequence_of_stages(tmp_path):
     async with running(tmp_path, index=STAGED) as retriever:
         whole = await put_tales(retriever)
         # The index keeps the deleted chunk and still proposes it.
-        retriever._ingestion.intake._ingester.remove_from_indexes = lambda *_: None
+        retriever._ingestion.intake._committer.remove_from_indexes = lambda *_: None
         await retriever.delete_document(TENANT, "default", whole.docs[0].document_id)
         staged = [candidates async for candidates in retriever.search(REQUEST)]
         assert [(each.stage, each.of, each.final) for each in staged] == [(n, 4, n == 4) for n in range(1, 5)]

@@ -224,7 +224,7 @@ async def test_search_that_finds_deleted_chunks_repeats(tmp_path):
     async with running(tmp_path) as retriever:
         await put_animals(retriever, 60)
         # The index keeps the deleted chunks and still proposes them.
-        retriever._ingestion.intake._ingester.remove_from_indexes = lambda *_: None
+        retriever._ingestion.intake._committer.remove_from_indexes = lambda *_: None
         nearest = ids(await search(retriever, "crocodile", top_k=10))
         for document_id in nearest:
             await retriever.delete_document(TENANT, "default", document_id)

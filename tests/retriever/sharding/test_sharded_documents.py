@@ -25,8 +25,8 @@ from protocol.errors import (
 from protocol.filters import Comparison, Compound
 from protocol.retrieval import StoreRevision
 from retriever.settings import ShardSettings
-from retriever.sharding.batch_splitter import split_batch
-from retriever.sharding.sharded_retriever import ShardedRetriever, shard_of
+from retriever.sharding.assignment import shard_of, split_batch
+from retriever.sharding.sharded_retriever import ShardedRetriever
 from retriever.store.database import Database
 from retriever.store.jobs import Jobs
 

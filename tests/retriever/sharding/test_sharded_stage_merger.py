@@ -12,7 +12,7 @@ from protocol.errors import NoDocuments
 from protocol.retrieval import CandidateSet, Chunk, SearchRequest
 from retriever.index.flat import FlatIndex
 from retriever.settings import IndexSettings
-from retriever.sharding.stage_merger import StageMerger
+from retriever.sharding.sharded_searcher import StageMerger
 
 DIMENSION = 4
 # Products of small integers are exact, so equal vectors have equal scores in every shard.

@@ -10,7 +10,6 @@ from protocol.retrieval import Lines
 from retriever.ingestion.chunk_preparer import LineCounter
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
-from retriever.store.schema import VERSIONS
 
 TEXT = "one two three four\n\nfive six seven eight\nnine ten eleven twelve\n\n\nthirteen fourteen"
 
@@ -65,13 +64,13 @@ async def test_chunks_of_a_pdf_know_their_pages(tmp_path):
     assert plain.pages is None
 
 
-def test_chunks_of_an_earlier_store_have_no_lines(tmp_path):
+def test_chunks_that_were_stored_without_lines_have_none(tmp_path):
     path = tmp_path / "store.sqlite3"
+    Database(path).close()
     old = sqlite3.connect(path)
     old.executescript(
-        f"""{" ".join(VERSIONS[:4])} PRAGMA user_version = 4;
-        INSERT INTO collections (id, tenant, name, created_at) VALUES (7, 't', 'c', 0);
-        INSERT INTO documents VALUES (3, 7, 'd', 'd.txt', 'A title', 'text', 4, '{{}}', 'h', 'f', 0, 0);
+        """INSERT INTO collections (id, tenant, name, created_at) VALUES (7, 't', 'c', 0);
+        INSERT INTO documents VALUES (3, 7, 'd', 'd.txt', 'A title', 'text', 4, '{}', 'h', 'f', 0, 0, NULL, NULL);
         INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
             VALUES (5, 3, 7, 0, 'text', 'h', x'');"""
     )

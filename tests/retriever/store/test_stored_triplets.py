@@ -9,9 +9,6 @@ from sharded_cases import running_shards
 
 from protocol.graph import Triplet
 from retriever.embedding.hashing import HashingEmbedder
-from retriever.store.database import Database
-from retriever.store.facts import Facts
-from retriever.store.schema import VERSIONS
 
 BORN = Triplet("Marie Curie", "born in", "Warsaw")
 MARRIED = Triplet("Marie Curie", "married", "Pierre Curie")
@@ -101,22 +98,3 @@ async def test_chunks_that_are_cut_again_state_the_same_triplets(tmp_path):
     async with running(tmp_path, Other(), **SMALL):
         assert columns(tmp_path, "documents") == [[BORN, MARRIED]]
         assert columns(tmp_path, "chunks") == cut
-
-
-def test_documents_of_an_earlier_store_have_no_triplets(tmp_path):
-    path = tmp_path / "store.sqlite3"
-    old = sqlite3.connect(path)
-    old.executescript(
-        f"""{" ".join(VERSIONS[:7])} PRAGMA user_version = 7;
-        INSERT INTO collections (id, tenant, name, created_at) VALUES (7, 't', 'c', 0);
-        INSERT INTO documents VALUES (3, 7, 'd', 'd.txt', 'A title', 'text', 4, '{{}}', 'h', 'f', 0, 0, NULL);
-        INSERT INTO chunks (id, document, collection, position, text, content_hash, embedding)
-            VALUES (5, 3, 7, 0, 'text', 'h', x'');"""
-    )
-    old.close()
-    database = Database(path)
-    with database.read() as transaction:
-        (chunk,) = Facts().unread(transaction, "f", 0, 9)
-    database.close()
-    assert (chunk.id, chunk.title, chunk.triplets) == (5, "A title", ())
-    assert columns(tmp_path, "documents") == [None]

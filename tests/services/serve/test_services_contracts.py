@@ -7,7 +7,7 @@ import pytest
 from protocol import parts
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
-from retriever.sharding.shard import Shard
+from retriever.sharding.shard_group import Shard
 from retriever.sharding.sharded_retriever import ShardedRetriever
 from services.serve.deployments.controller import ControllerDeployment
 from services.serve.deployments.generator import GeneratorDeployment

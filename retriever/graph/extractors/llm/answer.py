@@ -1,10 +1,13 @@
-"""Triplets in the answer of a language model, also in one that breaks off."""
+"""Triplets in the answer of a language model, also in one that breaks off, as a graph may have them."""
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from protocol.graph import Triplet
+from retriever.graph.names import LONGEST_NAME, name_key, tidy
 
 _LIST = re.compile(r'"triplets"\s*:\s*\[')
 _BARE_LIST = re.compile(r"\s*(?:```\w*\s*)?\[")
@@ -12,6 +15,12 @@ _THOUGHTS = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 # Models write line breaks into strings as they are.
 _DECODER = json.JSONDecoder(strict=False)
+
+_MOST_TRIPLETS = 64
+"""Of one chunk, the first ones. A model that repeats itself must not fill the graph."""
+
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and halves of a character. JSON can spell both, but the store cannot keep the latter."""
 
 
 class Answer(NamedTuple):
@@ -70,3 +79,25 @@ def _triplet(item: object) -> Triplet | None:
         case str(head), str(relation), str(tail):
             return Triplet(head, relation, tail)
     return None
+
+
+def tidied(triplets: Iterable[Triplet]) -> list[Triplet]:
+    """Return the triplets with tidy names, each once. One of a thing with itself is left out, or without a name."""
+    tidy_ones = (Triplet(*map(tidy, triplet)) for triplet in triplets)
+    return list(islice(_once(filter(_is_fact, tidy_ones)), _MOST_TRIPLETS))
+
+
+def _is_fact(triplet: Triplet) -> bool:
+    if any(len(part) > LONGEST_NAME or _NO_TEXT.search(part) for part in triplet):
+        return False
+    head, tail = name_key(triplet.head), name_key(triplet.tail)
+    return bool(head and tail and triplet.relation) and head != tail
+
+
+def _once(triplets: Iterable[Triplet]) -> Iterator[Triplet]:
+    seen: set[tuple[str, str, str]] = set()
+    for triplet in triplets:
+        key = name_key(triplet.head), triplet.relation.casefold(), name_key(triplet.tail)
+        if key not in seen:
+            seen.add(key)
+            yield triplet

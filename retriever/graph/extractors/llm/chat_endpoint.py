@@ -34,10 +34,6 @@ class RequestRefused(NoAnswer):
     """The endpoint refuses a request for what it asks."""
 
 
-class NoCompletion(NoAnswer):
-    """The endpoint's reply is no chat completion."""
-
-
 class ChatReply(NamedTuple):
     """The text of a reply, and whether ``max_tokens`` cut it."""
 
@@ -120,7 +116,7 @@ class ChatEndpoint:
         ) as error:  # fmt: skip
             raise Unavailable(f"the graph's model does not answer: {_reason(error)}") from error
         except msgspec.DecodeError as error:
-            raise NoCompletion(f"the reply is no chat completion: {_reason(error)}") from error
+            raise NoAnswer(f"the reply is no chat completion: {_reason(error)}") from error
         except openai.OpenAIError as error:
             if isinstance(error, openai.APIStatusError) and error.status_code in _REFUSALS:
                 raise RequestRefused(_reason(error)) from error

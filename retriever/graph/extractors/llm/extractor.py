@@ -13,11 +13,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from protocol.errors import ConfigError, Unavailable
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import GraphSource, Statement
-from retriever.graph.extractors.llm.answer import read_answer
+from retriever.graph.extractors.given import placed
+from retriever.graph.extractors.llm.answer import read_answer, tidied
 from retriever.graph.extractors.llm.chat_endpoint import ChatEndpoint, NoAnswer
 from retriever.graph.extractors.llm.prompt import PROMPT_VERSION, TRIPLETS_FORMAT, messages_about
-from retriever.graph.extractors.llm.tidying import tidied
-from retriever.graph.extractors.placed import placed
 from retriever.settings import LlmSettings
 
 _log = structlog.get_logger(__name__)

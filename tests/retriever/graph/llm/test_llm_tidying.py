@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.graph import Triplet
-from retriever.graph.extractors.llm.tidying import tidied
+from retriever.graph.extractors.llm.answer import tidied
 from retriever.graph.names import LONGEST_NAME, name_key
 
 GOOD = Triplet("Marie Curie", "was born in", "Warsaw")

@@ -1,13 +1,36 @@
-"""Iterate a blocking generator in a thread, from the event loop."""
+"""Searches in stages: what a searcher is, and how its blocking stages reach the event loop."""
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Executor
 from contextlib import closing
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from protocol.retrieval import CandidateSet, SearchRequest
+
+
+class StagedSearcher(Protocol):
+    """Searches in stages."""
+
+    def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
+        """Yield the candidates of each stage; the last set is final."""
+
 
 T = TypeVar("T")
+
+
+def first(found: CandidateSet, count: int) -> CandidateSet:
+    """Return a set with its first ``count`` documents only."""
+    return replace(
+        found,
+        docs=found.docs[:count],
+        scores=found.scores[:count],
+        dense_scores=found.dense_scores[:count],
+        sparse_scores=found.sparse_scores[:count],
+    )
 
 
 async def iterate_in_thread(pool: Executor, work: Generator[T, None, None]) -> AsyncGenerator[T, None]:
