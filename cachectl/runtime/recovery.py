@@ -66,7 +66,7 @@ class Recovery:
         self._tree.grants.tick = max(self._tree.grants.tick, snapshot.tick)
         self._recalled = snapshot.nodes
         self._to_pin = {key: record for key, record in snapshot.nodes.items() if record.pinned}
-        deletions = ((one.content, one.namespace, one.gone_at) for one in snapshot.deletions)
+        deletions = ((one.content, one.namespace, one.gone_at) for one in snapshot.deletions if one.gone_at is not None)
         self._tombstones.recall(deletions, snapshot.forgotten)
 
     def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:

@@ -24,6 +24,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     namespace: str
     path: tuple[str, ...]
     tokens: int
+    # Stores from before the rename have this name.
     caches: tuple[str, ...] = msgspec.field(name="places")
     accesses: int
     last_access: int
@@ -32,11 +33,14 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class DeletionRecord(msgspec.Struct, frozen=True):
-    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from."""
+    """A deleted content, its namespace (None: all), and the revision of the store that it is gone from.
+
+    Snapshots of earlier versions have a time in its place, which says nothing of the order.
+    """
 
     content: str
     namespace: str | None
-    gone_at: StoreRevision
+    gone_at: StoreRevision | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):

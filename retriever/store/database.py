@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from protocol.errors import ConfigError, StorageFull
-from retriever.store.schema import TABLES, VERSION
+from retriever.store.schema import TABLES, UPGRADES, VERSION
 
 Transaction = sqlite3.Connection
 """A connection inside a transaction. Do not use it outside the ``with`` block that provides it."""
@@ -19,8 +19,8 @@ class Database:
     """The store's SQLite file in WAL mode.
 
     ``synchronous`` is FULL because an accepted job must survive a power loss, and NORMAL may lose the last commits in
-    WAL mode. FULL costs one fsync per commit, which the documents of a group share. Raises ConfigError for a store of
-    another version and for a file that is not a store.
+    WAL mode. FULL costs one fsync per commit, which the documents of a group share. Opening upgrades an older store.
+    Raises ConfigError for a store that is too old or of a newer version, and for a file that is not a store.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
@@ -94,10 +94,14 @@ class Database:
 
     def _create_schema(self) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if not version:
-            self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        elif version != VERSION:
-            raise ConfigError(f"{self._path} has schema version {version}, but this release reads {VERSION} only")
+        if version == VERSION:
+            return
+        missing = [UPGRADES.get(number) for number in range(version + 1, VERSION + 1)] if version else [TABLES]
+        if not missing or None in missing:
+            known = f"{min(UPGRADES) - 1} to {VERSION}"
+            raise ConfigError(f"{self._path} has schema version {version}, but this release reads {known}")
+        statements = " ".join(filter(None, missing))
+        self._writer.executescript(f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {VERSION}; COMMIT;")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The tables of the store."""
+"""The tables of the store, and what upgrades older ones."""
 
 VERSION = 12
-"""Raise it with every change to the tables. A store of another version is refused."""
+"""Raise it with every change to the tables."""
 
 TABLES = """
 -- The store's name, which no other store has: one row.
@@ -87,7 +87,7 @@ CREATE TABLE job_items (
     line INTEGER,
     bytes INTEGER NOT NULL,
     payload BLOB NOT NULL,
-    tenant TEXT NOT NULL
+    tenant TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX job_items_by_job ON job_items (job);
 CREATE INDEX job_items_by_document ON job_items (collection, document_id);
@@ -197,3 +197,42 @@ CREATE TABLE read_chunks (
 );
 CREATE INDEX unreadable_chunks ON read_chunks (fingerprint) WHERE unreadable;
 """
+
+UPGRADES = {
+    9: """
+CREATE TABLE store (name TEXT NOT NULL);
+INSERT INTO store VALUES (lower(hex(randomblob(16))));
+ALTER TABLE orphans DROP COLUMN since;
+ALTER TABLE orphans ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE orphans ADD COLUMN given_up TEXT;
+""",
+    10: """
+CREATE TABLE attempts (
+    kind TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    process TEXT,
+    PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+""",
+    11: """
+CREATE TABLE staged_chunks (
+    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    embedding BLOB NOT NULL,
+    first_line INTEGER NOT NULL,
+    last_line INTEGER NOT NULL,
+    triplets TEXT,
+    PRIMARY KEY (item, position)
+);
+""",
+    12: """
+ALTER TABLE job_items ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+UPDATE job_items SET tenant = (SELECT tenant FROM jobs WHERE jobs.id = job_items.job);
+CREATE INDEX job_items_by_tenant ON job_items (tenant);
+""",
+}
+"""The statements that raise a store to each version from the one before. Older stores than these are refused."""

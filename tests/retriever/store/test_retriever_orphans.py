@@ -2,6 +2,7 @@
 
 import itertools
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from retriever.store.orphans import Orphans
 from retriever.store.schema import VERSION
 
 VECTOR = np.zeros(4, np.float32)
+VERSION_8 = Path(__file__).with_name("version_8.sql")
 
 
 async def contents(retriever, document_id: str, collection: str = "default") -> set[str]:
@@ -114,14 +116,47 @@ async def test_oldest_orphans_come_first_up_to_the_limit(tmp_path):
         assert numbers == [orphan.number for orphan in await retriever.orphans(0, 9)][:2]
 
 
-@pytest.mark.parametrize("version", [1, VERSION - 1, VERSION + 1])
-def test_a_store_of_another_version_is_refused(tmp_path, version):
+@pytest.mark.parametrize("version", [1, 7, VERSION + 1])
+def test_a_store_of_an_unknown_version_is_refused(tmp_path, version):
     path = tmp_path / "store.sqlite3"
     other = sqlite3.connect(path)
     other.executescript(f"PRAGMA user_version = {version}")
     other.close()
     with pytest.raises(ConfigError):
         Database(path)
+
+
+def columns(path: Path) -> dict[str, set[tuple]]:
+    """Name, type, default and key of the columns of each table, and the indexes."""
+    with sqlite3.connect(path) as store:
+        tables = store.execute("SELECT name, type FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'").fetchall()
+        return {name: {row[1:] for row in store.execute(f"PRAGMA table_info({name})")} for name, _ in tables}
+
+
+def test_a_store_of_an_older_version_is_upgraded_and_keeps_its_rows(tmp_path):
+    path = tmp_path / "old.sqlite3"
+    old = sqlite3.connect(path)
+    old.executescript(VERSION_8.read_text())
+    old.executescript(
+        """
+        PRAGMA user_version = 8;
+        INSERT INTO collections VALUES (7, 't', 'c', 0, NULL);
+        INSERT INTO jobs VALUES ('j', 'tenant', 'c', 'queued', 1, 0, 0, 0, '[]', 0, 0);
+        INSERT INTO job_items VALUES (3, 'j', 7, 'd', NULL, 1, x'00');
+        INSERT INTO orphans VALUES (5, 't', 'hash', 'c', 'd', 1.5);
+        """
+    )
+    old.close()
+    Database(path).close()
+    Database(tmp_path / "new.sqlite3").close()
+    with sqlite3.connect(path) as store:
+        assert store.execute("SELECT seq, tenant FROM job_items").fetchall() == [(3, "tenant")]
+        assert store.execute("SELECT id, content_hash, attempts FROM orphans").fetchall() == [(5, "hash", 0)]
+        assert store.execute("SELECT count(*) FROM store").fetchone() == (1,)
+    upgraded, new = columns(path), columns(tmp_path / "new.sqlite3")
+    assert upgraded.keys() == new.keys()
+    for table, described in new.items():
+        assert upgraded[table] == described, table
 
 
 async def test_the_age_of_an_orphan_counts_from_when_it_was_first_seen_and_no_set_clock_changes_it(tmp_path):
