@@ -3,10 +3,47 @@
 VERSION = 12
 """Raise it with every change to the tables."""
 
-TABLES = """
+_NAME = """
 -- The store's name, which no other store has: one row.
 CREATE TABLE store (name TEXT NOT NULL);
 INSERT INTO store VALUES (lower(hex(randomblob(16))));
+"""
+
+_ATTEMPTS = """
+-- How many processes have ended while they tried something. "id" is that of an item of the queue, of a document that is
+-- embedded again, or of a chunk that is read for the graph. None of these is ever reused.
+CREATE TABLE attempts (
+    kind TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    -- The process that is trying now. Another one reads that it has ended.
+    process TEXT,
+    PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+"""
+
+_STAGED_CHUNKS = """
+-- The chunks of a queued document that are ready, until all of them are and become its chunks in one commit.
+CREATE TABLE staged_chunks (
+    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    embedding BLOB NOT NULL,
+    first_line INTEGER NOT NULL,
+    last_line INTEGER NOT NULL,
+    triplets TEXT,
+    PRIMARY KEY (item, position)
+);
+"""
+
+_TURNS = """
+-- Tenants take turns. The index has what a turn needs: "tenant" itself lies behind the payload.
+CREATE INDEX job_items_by_tenant ON job_items (tenant);
+"""
+
+_OTHERS = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -91,21 +128,6 @@ CREATE TABLE job_items (
 );
 CREATE INDEX job_items_by_job ON job_items (job);
 CREATE INDEX job_items_by_document ON job_items (collection, document_id);
--- Tenants take turns. The index has what a turn needs: "tenant" itself lies behind the payload.
-CREATE INDEX job_items_by_tenant ON job_items (tenant);
--- The chunks of a queued document that are ready, until all of them are and become its chunks in one commit.
-CREATE TABLE staged_chunks (
-    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    id INTEGER NOT NULL,
-    text TEXT NOT NULL,
-    content_hash TEXT NOT NULL,
-    embedding BLOB NOT NULL,
-    first_line INTEGER NOT NULL,
-    last_line INTEGER NOT NULL,
-    triplets TEXT,
-    PRIMARY KEY (item, position)
-);
 CREATE TABLE idempotency_keys (
     tenant TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -123,16 +145,6 @@ CREATE TABLE claimed_keys (
     PRIMARY KEY (tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX claimed_keys_by_time ON claimed_keys (since);
--- How many processes have ended while they tried something. "id" is that of an item of the queue, of a document that is
--- embedded again, or of a chunk that is read for the graph. None of these is ever reused.
-CREATE TABLE attempts (
-    kind TEXT NOT NULL,
-    id INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    -- The process that is trying now. Another one reads that it has ended.
-    process TEXT,
-    PRIMARY KEY (kind, id)
-) WITHOUT ROWID;
 -- A content that no chunk of the tenant has any more. Ids are never reused.
 CREATE TABLE orphans (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -198,41 +210,23 @@ CREATE TABLE read_chunks (
 CREATE INDEX unreadable_chunks ON read_chunks (fingerprint) WHERE unreadable;
 """
 
-UPGRADES = {
-    9: """
-CREATE TABLE store (name TEXT NOT NULL);
-INSERT INTO store VALUES (lower(hex(randomblob(16))));
+TABLES = " ".join((_NAME, _OTHERS, _TURNS, _STAGED_CHUNKS, _ATTEMPTS))
+
+_TRIED_ORPHANS = """
 ALTER TABLE orphans DROP COLUMN since;
 ALTER TABLE orphans ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE orphans ADD COLUMN given_up TEXT;
-""",
-    10: """
-CREATE TABLE attempts (
-    kind TEXT NOT NULL,
-    id INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    process TEXT,
-    PRIMARY KEY (kind, id)
-) WITHOUT ROWID;
-""",
-    11: """
-CREATE TABLE staged_chunks (
-    item INTEGER NOT NULL REFERENCES job_items (seq) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    id INTEGER NOT NULL,
-    text TEXT NOT NULL,
-    content_hash TEXT NOT NULL,
-    embedding BLOB NOT NULL,
-    first_line INTEGER NOT NULL,
-    last_line INTEGER NOT NULL,
-    triplets TEXT,
-    PRIMARY KEY (item, position)
-);
-""",
-    12: """
+"""
+
+_TENANT_OF_ITEMS = """
 ALTER TABLE job_items ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
 UPDATE job_items SET tenant = (SELECT tenant FROM jobs WHERE jobs.id = job_items.job);
-CREATE INDEX job_items_by_tenant ON job_items (tenant);
-""",
+"""
+
+UPGRADES = {
+    9: _NAME + _TRIED_ORPHANS,
+    10: _ATTEMPTS,
+    11: _STAGED_CHUNKS,
+    12: _TENANT_OF_ITEMS + _TURNS,
 }
 """The statements that raise a store to each version from the one before. Older stores than these are refused."""
