@@ -60,8 +60,7 @@ class Examination:
             progress("checks", len(self._checks), len(self._checks))
         finally:
             await context.engine.close()
-        found = tuple(results.values())
-        return Diagnosis(all(result.status is not Status.FAILED for result in found), found)
+        return Diagnosis.of(results.values())
 
     async def _outcome(self, check: Check, context: Context, results: Mapping[str, CheckResult]) -> Outcome:
         missing = [name for name in check.needs if results[name].status in (Status.FAILED, Status.SKIPPED)]

@@ -1,6 +1,7 @@
 """What checks found."""
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -65,6 +66,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
     def failures(self) -> list[CheckResult]:
         """The checks that failed."""
         return [check for check in self.checks if check.status is Status.FAILED]
+
+    @classmethod
+    def of(cls, checks: Iterable[CheckResult]) -> "Diagnosis":
+        """The diagnosis of checks."""
+        found = tuple(checks)
+        return cls(all(check.status is not Status.FAILED for check in found), found)
 
 
 def one_line(text: str) -> str:

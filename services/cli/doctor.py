@@ -3,6 +3,8 @@
 import asyncio
 import atexit
 import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from examine.doctor.outcome import Diagnosis, Status
+from examine.doctor.outcome import CheckResult, Diagnosis, Status
 from examine.signals import ended_by_signals
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
@@ -30,6 +32,13 @@ def doctor(
         str | None, typer.Option(help="The model to examine; by default the configured one (generator.model).")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="File to which what the engines print is added.")] = None,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            help="Then prove on this machine's GPU that KV survives its way through it: in each layout, from each "
+            "tier, and after faults. Weights are random. It takes ten more minutes, and needs ragtree-lab."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Examine this machine, the model and the engine in minutes. The exit code is 0 only if no check fails."""
@@ -41,6 +50,7 @@ def doctor(
 
     config = load_config()
     settings = _settings(config, model)
+    prove = _proof() if thorough else None
     atexit.register(_silence)
     with ended_by_signals(), Workplace(settings.kv, log) as place:
         running = RunState(config.data_dir).running()
@@ -49,6 +59,8 @@ def doctor(
         with place.log.capturing() as terminal, StepBars(console=Console(file=terminal)) as show:
             context = Context(settings, ModelStore(config.cache_dir), place, surroundings, show)
             diagnosis = asyncio.run(Examination(standard_checks(GateFolder(config.cache_dir))).run(context, show))
+    if prove is not None and diagnosis.passed:
+        diagnosis = Diagnosis.of([*diagnosis.checks, *prove()])
     if as_json:
         print_json(diagnosis)
     else:
@@ -66,6 +78,14 @@ def _settings(config: Config, model: str | None) -> GeneratorSettings:
     if config.generator.engine != "vllm":
         raise ConfigError("the doctor examines vLLM, but generator.engine is fake: set it to vllm", "generator.engine")
     return config.generator.model_copy(update=changes)
+
+
+def _proof() -> Callable[[], Sequence[CheckResult]]:
+    """Return what proves KV on a GPU, which another package brings. Raises ConfigError if none is installed."""
+    for proof in entry_points(group="ragtree.proofs"):
+        loaded: Callable[[], Sequence[CheckResult]] = proof.load()
+        return loaded
+    raise ConfigError("--thorough needs ragtree-lab, which is the folder lab/ of RAGTree's sources", "thorough")
 
 
 def _print(diagnosis: Diagnosis) -> None:

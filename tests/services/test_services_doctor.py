@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from examine.doctor.outcome import Outcome
+from examine.doctor.outcome import CheckResult, Outcome, Status
 from protocol.errors import ConfigError
 from services.cli.app import app
 from services.stack.run_state import RunState
@@ -124,6 +124,29 @@ def test_a_running_stack_is_found_and_spared(doctor, places):
     context = doctor.checks[0].context
     assert context.surroundings.stack_url == "http://127.0.0.1:8080"
     assert (context.sizes.prompts, context.sizes.threads) == (6, 1)
+
+
+class FakeProof:
+    """The entry point of a proof."""
+
+    def load(self):
+        return lambda: (CheckResult("KV from host", Status.FAILED, "", "a block has other bytes"),)
+
+
+def test_a_proof_follows_if_nothing_has_failed(doctor, monkeypatch):
+    monkeypatch.setattr("services.cli.doctor.entry_points", lambda group: [FakeProof()])
+    code, out, err = doctor(GOOD, "--thorough", "--json")
+    assert [check["name"] for check in json.loads(out)["checks"]] == ["one", "two", "KV from host"]
+    assert code == 1
+    assert err.splitlines()[-1] == "KV from host: a block has other bytes"
+    _, out, _ = doctor(BAD, "--thorough", "--json")
+    assert [check["name"] for check in json.loads(out)["checks"]] == list(BAD)
+
+
+def test_a_proof_needs_the_laboratory(doctor, monkeypatch):
+    monkeypatch.setattr("services.cli.doctor.entry_points", lambda group: [])
+    with pytest.raises(ConfigError, match="--thorough needs ragtree-lab"):
+        CliRunner().invoke(app, ["doctor", "--thorough"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

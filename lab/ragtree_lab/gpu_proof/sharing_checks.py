@@ -9,10 +9,10 @@ from examine.measuring.kv_paths import KvPath, random_segment
 from protocol.kv import Orders
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
-from scripts.gpu_proof.answers import TOLERANCE, check_documents_matter, compare, uncached_plan
-from scripts.gpu_proof.checked_paths import AskedEngine, checked_path, forget_blocks, put
-from scripts.gpu_proof.cpu_engine import CpuEngine, sharing_engine
-from scripts.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.answers import TOLERANCE, check_documents_matter, compare, uncached_plan
+from ragtree_lab.gpu_proof.checked_paths import AskedEngine, checked_path, forget_blocks, put
+from ragtree_lab.gpu_proof.cpu_engine import CpuEngine, sharing_engine
+from ragtree_lab.gpu_proof.process import Task
 
 _SYSTEM_TOKENS = 27
 _DONATED = (250, 250, 250, 250)

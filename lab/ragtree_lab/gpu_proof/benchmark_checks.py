@@ -10,13 +10,13 @@ from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, SegmentKind
+from ragtree_lab.gpu_proof.models import make_model
+from ragtree_lab.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.random_weights import LOAD_FORMAT
 from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.tiers import TiersBenchmark
 from ragtree_lab.workloads.prompt_streams import Arrival, poisson
 from ragtree_lab.workloads.retrieved_prompts import document_tokens
-from scripts.gpu_proof.models import make_model
-from scripts.gpu_proof.process import Task
-from scripts.gpu_proof.random_weights import LOAD_FORMAT
 
 if TYPE_CHECKING:
     from ragtree_lab.replay.benchmark import ReplayBenchmark

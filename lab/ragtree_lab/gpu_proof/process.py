@@ -1,6 +1,6 @@
 """The process of one group: runs its checks one after another, and writes what each one found to a file.
 
-Usage: python -m scripts.gpu_proof.process FILE, with a ``Task`` as JSON in the file.
+Usage: python -m ragtree_lab.gpu_proof.process FILE, with a ``Task`` as JSON in the file.
 """
 
 import asyncio
@@ -14,16 +14,17 @@ from typing import Any, Protocol
 
 import msgspec
 
+from examine.doctor.outcome import Status
 from protocol.errors import ConfigError
-from scripts.gpu_proof.groups import Check, Group
-from scripts.gpu_proof.results import CheckResult, Event, Status
+from ragtree_lab.gpu_proof.groups import Check, Group
+from ragtree_lab.gpu_proof.results import CheckResult, Event
 
 _KINDS = {
-    "blocks": ("scripts.gpu_proof.block_checks", "BlockChecks"),
-    "composing": ("scripts.gpu_proof.composing_checks", "ComposingChecks"),
-    "engine": ("scripts.gpu_proof.engine_checks", "EngineChecks"),
-    "sharing": ("scripts.gpu_proof.sharing_checks", "SharingChecks"),
-    "benchmarks": ("scripts.gpu_proof.benchmark_checks", "BenchmarkChecks"),
+    "blocks": ("ragtree_lab.gpu_proof.block_checks", "BlockChecks"),
+    "composing": ("ragtree_lab.gpu_proof.composing_checks", "ComposingChecks"),
+    "engine": ("ragtree_lab.gpu_proof.engine_checks", "EngineChecks"),
+    "sharing": ("ragtree_lab.gpu_proof.sharing_checks", "SharingChecks"),
+    "benchmarks": ("ragtree_lab.gpu_proof.benchmark_checks", "BenchmarkChecks"),
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from scripts.gpu_proof.machine import Machine
+from ragtree_lab.gpu_proof.machine import Machine
 
 LAYOUTS = ("BLHNC", "BLNHC", "LBNHC", "LBHNC", "K and V, blocks")
 
@@ -61,7 +61,7 @@ class Group(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
-def groups(machine: Machine, small: bool, levels: set[int], only: str, cpu_python: str = "") -> list[Group]:
+def groups(machine: Machine, small: bool, levels: frozenset[int], only: str, cpu_python: str = "") -> list[Group]:
     """The groups of some levels for a machine, with the checks whose name contains ``only``.
 
     The most telling come first. ``small`` is the form for a CPU. ``cpu_python`` is an interpreter with a vLLM for CPUs.

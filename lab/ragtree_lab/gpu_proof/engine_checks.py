@@ -9,10 +9,10 @@ from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
 from protocol.kv import LostCopy, Orders
 from protocol.tiers import Tier
-from scripts.gpu_proof.answers import TOLERANCE, ask, check_documents_matter, compare, uncached
-from scripts.gpu_proof.checked_engine import CheckedEngine
-from scripts.gpu_proof.checked_paths import checked_path, forget_blocks, put
-from scripts.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.answers import TOLERANCE, ask, check_documents_matter, compare, uncached
+from ragtree_lab.gpu_proof.checked_engine import CheckedEngine
+from ragtree_lab.gpu_proof.checked_paths import checked_path, forget_blocks, put
+from ragtree_lab.gpu_proof.process import Task
 
 _CACHE_TOKENS = 2560
 """The engine's KV cache: room for three prompts of these checks, so that others are evicted or preempted."""

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.kv import Pages
-from scripts.gpu_proof.block_cache import BlockCache, CacheShape
-from scripts.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.block_cache import BlockCache, CacheShape
+from ragtree_lab.gpu_proof.process import Task
 
 _SMALL = CacheShape(3, 24, 2, 16, 64)
 _LARGE = CacheShape(32, 96, 8, 16, 128)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protocol.errors import ConfigError
-from scripts.gpu_proof.benchmark_checks import PairStream, PromptsUsedUp, replayed
+from ragtree_lab.gpu_proof.benchmark_checks import PairStream, PromptsUsedUp, replayed
 
 
 class ScriptedReplay:

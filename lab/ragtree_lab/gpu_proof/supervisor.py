@@ -10,9 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from scripts.gpu_proof.groups import Check, Group
-from scripts.gpu_proof.process import Task, last_error
-from scripts.gpu_proof.results import CheckResult, Event, Status
+from examine.doctor.outcome import Status
+from ragtree_lab.gpu_proof.groups import Check, Group
+from ragtree_lab.gpu_proof.process import Task, last_error
+from ragtree_lab.gpu_proof.results import CheckResult, Event
 
 _LOOK_S = 0.1
 _CLOSE_S = 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 BUDGET_S = "1500"
 """The script's own budget is for a GPU. A slow CPU, beside other tests, has used nearly all of it."""
@@ -43,13 +43,13 @@ def assert_all_passed(code: int, report: dict, count: int) -> None:
     assert code == 0
 
 
-@pytest.mark.prove("scripts/gpu_proof/", "generator/device.py", "generator/tiers/")
+@pytest.mark.prove("lab/ragtree_lab/gpu_proof/", "generator/device.py", "generator/tiers/")
 @pytest.mark.vllm
 def test_blocks_and_an_engine_pass(folder):
     assert_all_passed(*prove(folder, "--levels", "1,2", "--budget", BUDGET_S), 37)
 
 
-@pytest.mark.prove("scripts/gpu_proof/", "generator/device.py", "generator/tiers/")
+@pytest.mark.prove("lab/ragtree_lab/gpu_proof/", "generator/device.py", "generator/tiers/")
 @pytest.mark.vllm
 def test_a_benchmark_passes(folder):
     assert_all_passed(*prove(folder, "--levels", "3", "--only", "tiers", "--budget", BUDGET_S), 1)

@@ -8,10 +8,10 @@ from generator.engines.vllm_engine import VllmEngine
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
-from scripts.gpu_proof.answers import Answer, ask
-from scripts.gpu_proof.models import make_model
-from scripts.gpu_proof.process import Task
-from scripts.gpu_proof.random_weights import LOAD_FORMAT
+from ragtree_lab.gpu_proof.answers import Answer, ask
+from ragtree_lab.gpu_proof.models import make_model
+from ragtree_lab.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.random_weights import LOAD_FORMAT
 
 
 class CheckedEngine:

@@ -1,19 +1,13 @@
 """What the checks found: their results, the report file and the table."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.table import Table
 
-
-class Status(StrEnum):
-    """How a check ended."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
+from examine.doctor.outcome import Status
+from protocol.atomic_files import write_atomically
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -50,9 +44,7 @@ class Report(msgspec.Struct, frozen=True):
 
     def write(self, file: Path) -> None:
         """Write the report as one JSON object. A report that is there already is replaced whole."""
-        part = file.with_name(f".{file.name}.part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        part.replace(file)
+        write_atomically(file, msgspec.json.format(msgspec.json.encode(self), indent=2), b"\n", mode=0o644)
 
     def table(self) -> Table:
         """The checks, one in a row."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from scripts.gpu_proof.process import Task
-from scripts.gpu_proof.results import CheckResult, Event, Status
+from examine.doctor.outcome import Status
+from ragtree_lab.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.results import CheckResult, Event
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from protocol.generation import Sampling
 from protocol.kv import Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
-from scripts.gpu_proof.answers import TOLERANCE, Answer, answer_of, begins_alike, check_documents_matter, compare
-from scripts.gpu_proof.checked_engine import CheckedEngine
-from scripts.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.answers import TOLERANCE, Answer, answer_of, begins_alike, check_documents_matter, compare
+from ragtree_lab.gpu_proof.checked_engine import CheckedEngine
+from ragtree_lab.gpu_proof.process import Task
 
 _SYSTEM_TOKENS, _NEIGHBOUR_TOKENS, _QUESTION_TOKENS = 27, 45, 21
 """No multiples of a block, so that a document moves from one place within its blocks to another."""

@@ -8,11 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.gpu_proof.groups import Check, Group
-from scripts.gpu_proof.results import CheckResult, Status
-from scripts.gpu_proof.supervisor import Supervisor
+from examine.doctor.outcome import Status
+from ragtree_lab.gpu_proof.groups import Check, Group
+from ragtree_lab.gpu_proof.results import CheckResult
+from ragtree_lab.gpu_proof.supervisor import Supervisor
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("scripted_process.py")
 LONG_S, SHORT_S = 60.0, 1.0
 
@@ -114,7 +115,7 @@ def test_a_process_is_not_started_without_the_time_for_it(run):
 
 
 def test_a_process_that_does_not_end_after_its_checks_is_ended(run, monkeypatch):
-    monkeypatch.setattr("scripts.gpu_proof.supervisor._CLOSE_S", 0.5)
+    monkeypatch.setattr("ragtree_lab.gpu_proof.supervisor._CLOSE_S", 0.5)
     assert run(check("pass then hang")) == ["passed"]
     run.assert_nothing_runs()
 

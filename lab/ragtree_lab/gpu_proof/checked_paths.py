@@ -7,7 +7,7 @@ from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
-from scripts.gpu_proof.answers import Answer
+from ragtree_lab.gpu_proof.answers import Answer
 
 _MOVES = {
     Tier.GPU: [],

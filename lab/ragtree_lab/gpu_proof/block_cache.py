@@ -17,8 +17,8 @@ from generator.connector.blocks.paged_blocks import EngineCache
 from generator.tiers.arena import HostArena
 from generator.tiers.base import Page
 from protocol.kv import KvNode, Pages
-from scripts.gpu_proof.groups import NEUTRAL
-from scripts.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.groups import NEUTRAL
+from ragtree_lab.gpu_proof.process import Task
 
 _PACKED = {
     "LBNHC": (0, 1, 3, 2, 4),

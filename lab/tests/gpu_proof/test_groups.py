@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from protocol.generation import PrefillResult
-from scripts.gpu_proof.answers import Answer, compare
-from scripts.gpu_proof.groups import groups, missing
-from scripts.gpu_proof.machine import Machine
+from ragtree_lab.gpu_proof.answers import Answer, compare
+from ragtree_lab.gpu_proof.groups import groups, missing
+from ragtree_lab.gpu_proof.machine import Machine
 
 H200 = Machine(
     "NVIDIA H200", 143771 << 20, "9.0", "CUDA 13.0", 16, 64 << 30, "3.12.3", {"torch": "2.11", "vllm": "0.26"}

@@ -1,6 +1,6 @@
 """An engine on this machine's CPU, in a process of another interpreter, for checks that share its KV.
 
-Usage: python -m scripts.gpu_proof.cpu_engine FILE, with a ``Task`` as JSON in the file. It serves one client.
+Usage: python -m ragtree_lab.gpu_proof.cpu_engine FILE, with a ``Task`` as JSON in the file. It serves one client.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import msgspec
 
 from protocol.kv import LostCopy, Orders
 from protocol.plans import PrefillPlan
-from scripts.gpu_proof.answers import Answer
-from scripts.gpu_proof.checked_engine import CheckedEngine
-from scripts.gpu_proof.process import Task
+from ragtree_lab.gpu_proof.answers import Answer
+from ragtree_lab.gpu_proof.checked_engine import CheckedEngine
+from ragtree_lab.gpu_proof.process import Task
 
 LONGEST = 2560
 """Tokens of the longest prompt, of a step, and a third of those in the KV cache, here and on the GPU."""
