@@ -30,9 +30,9 @@ from typing import Any, Self
 
 import msgspec
 
-from cachectl.atomic_file import write_atomically
-from cachectl.costs.cost_grid import CostGrid
+from cachectl.costs.prefill_grid import PrefillGrid
 from cachectl.tree.load_or_recompute import TreeCosts
+from protocol.atomic_files import write_atomically
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
 
@@ -52,7 +52,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_bytes_per_s: float
     disk_bytes_per_s: float
     kv_bytes_per_token: int
-    grid: CostGrid
+    grid: PrefillGrid
 
     def __post_init__(self) -> None:
         for field in ("host_bytes_per_s", "disk_bytes_per_s", "kv_bytes_per_token"):
@@ -84,11 +84,12 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def save(self, path: Path) -> None:
         """Write the profile atomically: a reader finds the old file or the new one. Raises OSError."""
-        text = msgspec.json.format(msgspec.json.encode(self, enc_hook=_grid_encoded)).decode()
-        write_atomically(path, text + "\n")
+        content = msgspec.json.format(msgspec.json.encode(self, enc_hook=_grid_encoded))
+        # The caches of a machine are for all of its users.
+        write_atomically(path, content, b"\n", mode=0o644)
 
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
-        """Seconds to prefill ``new_tokens`` behind ``cached_tokens`` on the device, by ``CostGrid.seconds``."""
+        """Seconds to prefill ``new_tokens`` behind ``cached_tokens`` on the device, by ``PrefillGrid.seconds``."""
         return self.grid.seconds(cached_tokens, new_tokens)
 
     def load_seconds(self, tokens: int, tier: Tier) -> float:
@@ -126,12 +127,12 @@ class _GridFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: list[list[float]]
 
 
-def _grid_decoded(wanted: type, value: Any) -> CostGrid:  # noqa: ANN401 - JSON is anything
-    assert wanted is CostGrid
+def _grid_decoded(wanted: type, value: Any) -> PrefillGrid:  # noqa: ANN401 - JSON is anything
+    assert wanted is PrefillGrid
     grid = msgspec.convert(value, _GridFile)
-    return CostGrid(grid.cached_tokens, grid.new_tokens, grid.seconds)
+    return PrefillGrid(grid.cached_tokens, grid.new_tokens, grid.seconds)
 
 
 def _grid_encoded(grid: Any) -> _GridFile:  # noqa: ANN401 - msgspec asks about any type that it does not know
-    assert isinstance(grid, CostGrid)
+    assert isinstance(grid, PrefillGrid)
     return _GridFile(list(grid.cached), list(grid.new), [list(row) for row in grid.points])

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from cachectl.atomic_file import write_atomically
+from protocol.atomic_files import write_atomically
 from protocol.dependency import GraphAttention
 from protocol.errors import InvalidRequest
 from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport, current_version
@@ -66,9 +66,9 @@ class GateFolder:
         """Add a report, in place of one on the same selector and share. Raises OSError."""
         same = report.method, report.share
         others = (old for old in self.read(report.fingerprint).reports if (old.method, old.share) != same)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        text = msgspec.json.format(msgspec.json.encode([*others, report])).decode()
-        write_atomically(self._file(report.fingerprint), text)
+        content = msgspec.json.format(msgspec.json.encode([*others, report]))
+        # The caches of a machine are for all of its users.
+        write_atomically(self._file(report.fingerprint), content, mode=0o644)
 
     def _file(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.json"

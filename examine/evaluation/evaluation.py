@@ -9,6 +9,7 @@ from examine.evaluation.asking import Asker, Mode, Row
 from examine.evaluation.question_file import NumberedQuestion
 from examine.evaluation.summary import Mean, ModeSummary, differences, summarise
 from examine.measuring import Progress
+from protocol.atomic_files import write_atomically
 from protocol.errors import ConfigError
 from protocol.plans import Reuse
 
@@ -89,10 +90,7 @@ class ReportFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file in one step, so that there is always a complete one. Raises OSError."""
-        file = self.path / name
-        temporary = file.with_name(f"{name}.tmp")
-        temporary.write_bytes(content)
-        temporary.replace(file)
+        write_atomically(self.path / name, content, mode=0o644)
 
 
 class Evaluation:

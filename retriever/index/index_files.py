@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from retriever.atomic_files import fsync, write_atomically
+from protocol.atomic_files import fsync, write_atomically
 from retriever.index.base import Trained
 
 _FORMAT = "ragtree-index-2"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.atomic_files import fsync, write_atomically
 from protocol.errors import ConfigError
-from retriever.atomic_files import fsync, write_atomically
 
 
 class _Record(msgspec.Struct, frozen=True):

@@ -9,10 +9,8 @@ too, so a workload opens at once the second time. Data sets are only read.
 """
 
 import asyncio
-import os
 import random
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from examine.measuring import Progress
+from protocol.atomic_files import write_atomically
 from protocol.errors import ConfigError
 from ragtree_lab.workloads.corpus_store import ingest_corpus, search_corpus
 from ragtree_lab.workloads.datasets import DOCUMENTS_FILE, QUESTIONS_FILE, Dataset, Question
@@ -118,7 +117,7 @@ class QuestionRetrieval:
                 asyncio.run(self._search(questions, missing, top_k, found, file))
             finally:
                 # Keep the results of an interrupted run.
-                _publish(file, found)
+                write_atomically(file, msgspec.json.encode(found), mode=0o644)
         return {place: found[place].chunks[:top_k] for place, _ in asked}
 
     def _file(self, questions: QuestionSet) -> Path:
@@ -142,7 +141,7 @@ class QuestionRetrieval:
                 found[place] = Finding(top_k, tuple(chunks))
                 self._progress("retrieving", done, len(asked))
                 if not done % _KEPT_EVERY:
-                    _publish(file, found)
+                    write_atomically(file, msgspec.json.encode(found), mode=0o644)
         finally:
             await retriever.close()
 
@@ -231,16 +230,3 @@ def _read(file: Path) -> Found:
         return msgspec.json.decode(file.read_bytes(), type=Found)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
-
-
-def _publish(file: Path, found: Found) -> None:
-    """Write a file in one step, so that readers see either the old or the new content."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as written:
-            written.write(msgspec.json.encode(found))
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

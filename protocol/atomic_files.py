@@ -1,26 +1,27 @@
 """Write files atomically."""
 
 import os
-import tempfile
 from pathlib import Path
+from uuid import uuid4
 
 
-def write_atomically(path: Path, *parts: bytes) -> None:
+def write_atomically(path: Path, *parts: bytes, mode: int = 0o600) -> None:
     """Replace a file in one step: a reader sees the old content or the new. Creates its folder. Raises OSError.
 
-    A crash may leave a ``*.tmp`` file beside it. Call ``fsync`` on the folder to make the new name survive a power
-    loss.
+    A new file has the permissions ``mode``, less the process's umask. A crash may leave a ``*.tmp`` file beside it.
+    Call ``fsync`` on the folder to make the new name survive a power loss.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    # In the same folder, so that it can be renamed.
+    unfinished = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        unfinished.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 
