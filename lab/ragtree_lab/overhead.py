@@ -21,6 +21,7 @@ import msgspec
 from httpx_sse import aconnect_sse
 
 from examine.measuring.statistics import percentile
+from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 from protocol.documents import UNFINISHED
 from protocol.errors import InternalError
 from protocol.parts import PromptLayout, Retriever
@@ -28,7 +29,6 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import ChatMessage, Prompt
 from protocol.retrieval import SearchRequest
 from protocol.timing import StreamClock, StreamTiming
-from ragtree_lab.workloads.corpus import SyntheticCorpus
 
 _DECODING_ROUNDS = 4
 """Enough rounds to time a token, because every answer has many."""
@@ -79,7 +79,7 @@ async def ingest(http: httpx.AsyncClient, collection: str, corpus: SyntheticCorp
     """Ingest the corpus into a collection of the stack. Raises InternalError if a document fails."""
     sent = await http.post(
         f"/v1/collections/{collection}/documents:batch",
-        content=corpus.json_lines(),
+        content=b"\n".join(corpus.batches()),
         headers={"Content-Type": "application/x-ndjson"},
     )
     job: dict[str, Any] = sent.raise_for_status().json()

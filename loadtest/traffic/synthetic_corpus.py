@@ -6,7 +6,6 @@ from random import Random
 import msgspec
 
 SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ro su ta ve wi xo zu".split()  # noqa: SIM905
-_PER_TOPIC = 4
 _PER_BATCH = 50
 
 
@@ -19,19 +18,19 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class SyntheticCorpus:
-    """Documents of about ``words`` words, four per synthetic topic, and one question per topic.
+    """Documents of about ``words`` words, ``per_topic`` per synthetic topic, and one question per topic.
 
     A question shares words only with the documents of its topic, so it finds them. Equal seeds give equal texts, so a
     stack that already has them skips the ingestion.
     """
 
-    def __init__(self, documents: int, words: int, seed: int) -> None:
+    def __init__(self, documents: int, words: int, seed: int, per_topic: int = 4) -> None:
         self._draws = Random(f"{seed}/corpus")  # noqa: S311 - not for security
         self._words = words
         self.name = f"loadtest-{documents}x{words}-{seed}"
-        topics = [f"{self._word(4)} {self._word(4)}" for _ in range(-(-documents // _PER_TOPIC))]
+        topics = [f"{self._word(4)} {self._word(4)}" for _ in range(-(-documents // per_topic))]
         self.questions = [f"What is known about {topic}?" for topic in topics]
-        self.documents = [self.document(f"{number}", topics[number // _PER_TOPIC]) for number in range(documents)]
+        self.documents = [self.document(f"{number}", topics[number // per_topic]) for number in range(documents)]
 
     def document(self, document_id: str, topic: str | None = None) -> Document:
         """Create another document, about a new topic if none is given."""

@@ -23,7 +23,7 @@ from ragtree_lab.chaos.request_verdicts import Judge, Judged, KillReport, kill_p
 from ragtree_lab.chaos.settings import INSTANCES, ChaosSettings, Engine
 from ragtree_lab.chaos.stack_monitor import StackMonitor
 from ragtree_lab.chaos.victims import Kill, Victims
-from ragtree_lab.stack_process import StackProcess
+from ragtree_lab.watched_stack import WatchedStack
 
 _WORDS = 60
 """Few enough for one chunk per document, which the fake engine's answers repeat."""
@@ -56,7 +56,7 @@ class ChaosRun:
         with ExitStack() as open_, tempfile.TemporaryDirectory(prefix="ragtree-chaos-") as scratch:
             redis = open_.enter_context(closing(RedisProcess(Path(scratch))))
             environment = self._settings.environment(redis.url)
-            stack = StackProcess(Path(scratch) / "data", self._folder / "stack.log", environment)
+            stack = WatchedStack(Path(scratch) / "data", self._folder / "stack.log", environment)
             try:
                 stack.start()
                 chaos = self._load_and_kill(stack, redis)
@@ -64,7 +64,7 @@ class ChaosRun:
                 left = stack.stop()
         return chaos._replace(problems=[*chaos.problems, *(f"left behind: {each}" for each in left)])
 
-    def _load_and_kill(self, stack: StackProcess, redis: RedisProcess) -> ChaosResult:
+    def _load_and_kill(self, stack: WatchedStack, redis: RedisProcess) -> ChaosResult:
         with StackApi(stack.url) as api:
             api.ingest(self._corpus, self._corpus.name)
         expected = self._learn(stack)
@@ -89,7 +89,7 @@ class ChaosRun:
         planned = kill_schedule(self._settings.victims, self._settings.pause_s, self._draws("kills"))
         return Killer(victims, self._settings.victims, monitor, planned, self._settings.overlapping)
 
-    def _learn(self, stack: StackProcess) -> ExpectedAnswers:
+    def _learn(self, stack: WatchedStack) -> ExpectedAnswers:
         """Ask every question without disturbance. Raises LoadTestError if the answers are no reference."""
         questions = self._corpus.questions * _REPEATS[self._settings.engine]
         lines = [{"at": number / self._settings.rate, "query": query} for number, query in enumerate(questions)]
@@ -104,7 +104,7 @@ class ChaosRun:
             raise LoadTestError("; ".join(problems))
         return expected
 
-    def _load(self, stack: StackProcess, killer: Killer) -> list[Record]:
+    def _load(self, stack: WatchedStack, killer: Killer) -> list[Record]:
         lines = [{"query": question} for question in self._corpus.questions]
         schedule = ("--schedule", f"{self._settings.rate:.4f}:{_MOST_S:g}")
         questions = ("--questions", _written(self._folder / "questions.jsonl", lines))
@@ -118,7 +118,7 @@ class ChaosRun:
             load.results()
         return read_records(folder)
 
-    def _begin(self, stack: StackProcess, name: str, *options: str) -> LocustProcess:
+    def _begin(self, stack: WatchedStack, name: str, *options: str) -> LocustProcess:
         reports = self._folder / name
         reports.mkdir()
         fixed = ["--collection", self._corpus.name, "--max-tokens", str(self._settings.max_tokens)]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
-from ragtree_lab.stack_process import free_port
+from ragtree_lab.watched_stack import free_port
 
 _BINARY = shutil.which("redis-server") or "/usr/bin/redis-server"
 _START_S = 10.0

@@ -11,7 +11,7 @@ import psutil
 
 from loadtest.errors import LoadTestError
 from ragtree_lab.chaos.redis_process import RedisProcess
-from ragtree_lab.stack_process import StackProcess, process_title
+from ragtree_lab.watched_stack import WatchedStack, process_title
 
 
 class Victim(StrEnum):
@@ -61,7 +61,7 @@ class Kill(msgspec.Struct, kw_only=True):
 class Victims:
     """The processes of a stack and its Redis. ``away_s`` is how long Redis stays away."""
 
-    def __init__(self, stack: StackProcess, redis: RedisProcess, away_s: float, draws: Random) -> None:
+    def __init__(self, stack: WatchedStack, redis: RedisProcess, away_s: float, draws: Random) -> None:
         self._stack = stack
         self._redis = redis
         self._away_s = away_s

@@ -71,12 +71,12 @@ def overhead(
 async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
     import ray
 
+    from loadtest.traffic.synthetic_corpus import SyntheticCorpus
     from ragtree_lab.overhead import OverheadBenchmark, ingest
-    from ragtree_lab.workloads.corpus import SyntheticCorpus
     from services.app import connect_parts
 
     groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
-    corpus = SyntheticCorpus(groups, group_size=OVERHEAD_TOP_K, words=OVERHEAD_WORDS, seed=seed)
+    corpus = SyntheticCorpus(groups * OVERHEAD_TOP_K, OVERHEAD_WORDS, seed, per_topic=OVERHEAD_TOP_K)
     with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
         own = {"SERVER__PORT": "0", "GATEWAY__API_KEYS": "[]", "GENERATOR__KV__OBJECT_STORE": "null"}
         process = StackProcess(Path(folder), {f"RAGTREE_{name}": value for name, value in own.items()})

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragtree_lab.fuzz.requests import Caller
-from ragtree_lab.stack_process import StackProcess
+from ragtree_lab.watched_stack import WatchedStack
 
 JUDGED_TENANT = "judged"
 STRANGERS_LIMITS = {"concurrent_queries": 2, "concurrent_uploads": 6, "tokens_per_minute": 60_000}
@@ -29,7 +29,7 @@ OWN_KEYS = Keys("key-of-the-stranger", "key-of-the-judge", "key-of-the-administr
 """The keys of a stack that a campaign starts. It listens on this machine only."""
 
 
-def new_stack(scratch: Path, log: Path) -> StackProcess:
+def new_stack(scratch: Path, log: Path) -> WatchedStack:
     """A stack with a real engine and the shipped model, two tenants and an administrator."""
     keys = [
         {"secret": OWN_KEYS.stranger, "tenant": "strangers", "limits": STRANGERS_LIMITS},
@@ -45,4 +45,4 @@ def new_stack(scratch: Path, log: Path) -> StackProcess:
         "RAGTREE_GENERATOR__CPU_THREADS": "1",
         "RAGTREE_RETRIEVER__GRAPH__KIND": "rules",
     }
-    return StackProcess(scratch / "data", log, environment)
+    return WatchedStack(scratch / "data", log, environment)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from ragtree_lab.stack_process import process_title
+from ragtree_lab.watched_stack import process_title
 
 WATCHED = ("ServeReplica:", "ServeController", "ProxyActor", "raylet", "gcs_server", "EngineCore")
 """Substrings of the titles of processes that must not end. Loaders' processes may: they are there to be ended."""

@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from examine.measuring import Progress
+from loadtest.traffic.synthetic_corpus import SYLLABLES
 from protocol.errors import InternalError, InvalidRequest
-from ragtree_lab.workloads.corpus import SYLLABLES
 from ragtree_lab.workloads.synthetic_vectors import SyntheticVectors
 from retriever.embedding.base import Vector
 from retriever.embedding.hashing import word_tokenizer

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from controller_integrity import check_integrity
 
-from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.prefill_grid import PrefillGrid
 from cachectl.policies import create_policy, policy_names
 from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.scheduler import Scheduler
@@ -32,7 +32,7 @@ DEVICE = DeviceProfile(
     host_bytes_per_s=2.0,
     disk_bytes_per_s=4.0,
     kv_bytes_per_token=1,
-    grid=CostGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [101.0, 1101.0]]),
+    grid=PrefillGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [101.0, 1101.0]]),
 )
 ROOM = Capacities(1000)
 TOKENS = 10

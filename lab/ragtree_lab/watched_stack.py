@@ -21,7 +21,7 @@ _START_S, _STOP_S = 300.0, 90.0
 _POLL_S = 0.2
 
 
-class StackProcess:
+class WatchedStack:
     """Runs a stack with its own data folder and a free port. Always call ``stop``, even if ``start`` fails.
 
     ``environment`` is its configuration, in addition to this process's own. ``children_timeout_s`` is how long its

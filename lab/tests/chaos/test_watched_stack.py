@@ -10,7 +10,7 @@ from loadtest_runs import until
 
 from loadtest.errors import LoadTestError
 from ragtree_lab.chaos.redis_process import RedisProcess
-from ragtree_lab.stack_process import StackProcess
+from ragtree_lab.watched_stack import WatchedStack
 
 STACK = """
 import http.server, os, signal, subprocess, sys
@@ -70,7 +70,7 @@ def test_paused_redis_can_be_closed(tmp_path):
 
 def test_remaining_processes_are_named_and_killed(tmp_path):
     command = [sys.executable, "-c", STACK, "left-behind"]
-    stack = StackProcess(tmp_path / "data", tmp_path / "log", {}, command, children_timeout_s=0.2)
+    stack = WatchedStack(tmp_path / "data", tmp_path / "log", {}, command, children_timeout_s=0.2)
     stack.start()
     (child,) = stack.processes()
     (left,) = stack.stop()
@@ -81,7 +81,7 @@ def test_remaining_processes_are_named_and_killed(tmp_path):
 
 
 def test_failed_start_reports_the_log(tmp_path):
-    stack = StackProcess(tmp_path / "data", tmp_path / "log", {}, [sys.executable, "-c", "raise SystemExit('no room')"])
+    stack = WatchedStack(tmp_path / "data", tmp_path / "log", {}, [sys.executable, "-c", "raise SystemExit('no room')"])
     with pytest.raises(LoadTestError, match="no room"):
         stack.start()
     assert stack.stop() == []
