@@ -12,8 +12,8 @@ from typing import Protocol
 
 import structlog
 
-from cachectl.costs.cost_grid import CostGrid, check_axis
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.prefill_grid import PrefillGrid, check_axis
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.generation import EngineInfo, PrefillCost
 from protocol.kv import KvMemory
@@ -32,7 +32,7 @@ async def profile(
     new: Sequence[int],
     repeats: int,
     progress: Callable[[int, int], None],
-) -> CostGrid:
+) -> PrefillGrid:
     """Measure the grid of an engine that is otherwise idle. Each point is the least of ``repeats`` probes: noise adds.
 
     Pairs are probed one at a time, shorter prompts first. Every pair is probed once before any is probed again, so a
@@ -48,7 +48,7 @@ async def profile(
     ``progress`` is called after each probe with the number of probes done and to do; the latter shrinks when pairs are
     given up. Cancelling the call cancels the running probe and leaves nothing behind.
 
-    Raises ConfigError for bad axes as ``CostGrid`` does, for ``new`` that begins at 0, for no repeats, and if fewer
+    Raises ConfigError for bad axes as ``PrefillGrid`` does, for ``new`` that begins at 0, for no repeats, and if fewer
     than two lengths of a kind fit the context. Also raises what the engine raises.
     """
     check_axis("cached", cached)
@@ -92,7 +92,7 @@ def _isotonic(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], f
     }
 
 
-def _completed(times: Mapping[tuple[int, int], float]) -> CostGrid:
+def _completed(times: Mapping[tuple[int, int], float]) -> PrefillGrid:
     """The grid over times. Those of the longest prompts may be missing."""
     cached = sorted({pair[0] for pair in times})
     new = sorted({pair[1] for pair in times})
@@ -106,7 +106,7 @@ def _completed(times: Mapping[tuple[int, int], float]) -> CostGrid:
                 beside, below, before = table[i][j - 1], table[i - 1][j], table[i - 1][j - 1]
                 time = max(beside, below + (beside - before))
             table[i].append(time)
-    return CostGrid(cached, new, table)
+    return PrefillGrid(cached, new, table)
 
 
 # A shorter prompt costs as much as the pass itself.
@@ -180,7 +180,7 @@ async def load_or_measure(
         return device
 
 
-async def _holds(grid: CostGrid, engine: PrefillProbe) -> bool:
+async def _holds(grid: PrefillGrid, engine: PrefillProbe) -> bool:
     """Whether the engine still prefills as fast as the grid says.
 
     The grid may come from another machine, or from a start while other work ran beside it.
@@ -199,7 +199,7 @@ def _suffix(text: str) -> str:
     return "".join(f"-{word}" for word in re.findall(r"[a-z0-9]+", text.lower()))
 
 
-def _stored_grid(path: Path) -> CostGrid | None:
+def _stored_grid(path: Path) -> PrefillGrid | None:
     if not path.exists():
         return None
     try:

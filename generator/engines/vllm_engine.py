@@ -24,9 +24,9 @@ from generator.engines.vllm_arguments import (
     uses_connector,
 )
 from generator.engines.vllm_orders import VllmOrders
-from generator.engines.vllm_plans import PlanStreams
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import penalised
+from generator.engines.vllm_streams import PlanStreams
 from generator.grammars.schema_checks import SchemaChecks, engine_vocabulary, remembered_bytes, trial_stack_bytes
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady

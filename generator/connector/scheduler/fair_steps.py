@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from generator.connector.scheduler.request_state import RequestState
+from generator.connector.scheduler.planned_request import PlannedRequest
 
 if TYPE_CHECKING:
     from vllm.config import SchedulerConfig
@@ -35,7 +35,7 @@ class FairSteps:
         self._ended = 0.0
         self._token_s = 0.0
 
-    def begin(self, states: Iterable[RequestState], tokens: int) -> None:
+    def begin(self, states: Iterable[PlannedRequest], tokens: int) -> None:
         """Note that a step of these ``tokens`` begins, and bound the prefills of the next one."""
         self._steps.append((self._clock(), tokens))
         answering: set[str] = set()

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from generator.connector.scheduler.request_state import RequestState
+from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.step_jobs import Purge
 from protocol.kv import HeldNode, KvNode, pages_spanned
 
@@ -196,7 +196,7 @@ class BlockRelief:
         self,
         scheduled: Mapping[str, int],
         requests: "Mapping[str, Request]",
-        states: Mapping[str, RequestState],
+        states: Mapping[str, PlannedRequest],
         loading: Mapping[str, object],
     ) -> list[str]:
         """Release as many nodes as needed for the next step. Returns their keys.
@@ -224,7 +224,7 @@ class BlockRelief:
         in_use = {key for state in states.values() if not state.reported for key in state.keys}
         return self._gpu.relieve(wanted, self._spare, in_use)
 
-    def _missing(self, request: "Request", state: RequestState | None, keeps_blocks: bool = True) -> int:
+    def _missing(self, request: "Request", state: PlannedRequest | None, keeps_blocks: bool = True) -> int:
         """The number of blocks a request still has to get: all of its own, less those it has or that are held.
 
         ``keeps_blocks`` says whether it still has the blocks that its state knows.
@@ -235,7 +235,7 @@ class BlockRelief:
             return max(0, total - computed // self._page_tokens)
         return max(0, total - max(len(state.blocks) if keeps_blocks else 0, self._held_blocks(state)))
 
-    def _held_blocks(self, state: RequestState) -> int:
+    def _held_blocks(self, state: PlannedRequest) -> int:
         """The whole blocks in front of the first node of a plan that is not held."""
         tokens = 0
         for node in state.nodes:
@@ -272,12 +272,12 @@ class BlockOwners:
         # By block: the prompt, and the block's index in it.
         self._owners: dict[int, tuple[_Prompt, int]] = {}
 
-    def record(self, state: RequestState, blocks: Sequence[int]) -> None:
+    def record(self, state: PlannedRequest, blocks: Sequence[int]) -> None:
         """Record the blocks that a request leaves, at its end or at a preemption."""
         prompt = _prompt(state)
         self._owners.update({block: (prompt, index) for index, block in enumerate(blocks)})
 
-    def forget(self, purge: Purge, running: Collection[RequestState]) -> None:
+    def forget(self, purge: Purge, running: Collection[PlannedRequest]) -> None:
         """Delete documents, and all that was computed behind them, from the GPU tier and the engine's prefix cache."""
         for key in self._gpu.matching(purge.covers):
             self._gpu.release(key)
@@ -297,5 +297,5 @@ class BlockOwners:
             self._owners.pop(block, None)
 
 
-def _prompt(state: RequestState) -> _Prompt:
+def _prompt(state: PlannedRequest) -> _Prompt:
     return _Prompt(state.plan.namespace, state.path, tuple(state.nodes))

@@ -14,8 +14,8 @@ from generator.connector.messages import Composed, EngineReport, RequestMessage
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.gpu_tier import BlockOwners, BlockRelief, GpuTier
+from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.scheduler.rank_results import RankResults
-from generator.connector.scheduler.request_state import RequestState
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
 from protocol.kv import KvMemory, ResidencyReport
@@ -65,9 +65,9 @@ class SchedulerSide:
         self._owners = BlockOwners(self._gpu, page_tokens)
         self._relief = BlockRelief(self._gpu, page_tokens, most_requests, most_tokens)
         self._requests: dict[str, Request] = {}
-        self._states: dict[str, RequestState] = {}
+        self._states: dict[str, PlannedRequest] = {}
         # Requests that ended before their prefill was reported.
-        self._ended: dict[str, RequestState] = {}
+        self._ended: dict[str, PlannedRequest] = {}
         self._loads: list[Load] = []
         self._copies: list[BlockCopy] = []
         # Loads under way, by request. A load may outlive its request.
@@ -109,7 +109,7 @@ class SchedulerSide:
             return
         if plan.spare:
             self._relief.set_spare(plan.spare)
-        state = self._states[request.request_id] = RequestState(request, plan, message.path, self._page_tokens)
+        state = self._states[request.request_id] = PlannedRequest(request, plan, message.path, self._page_tokens)
         if numbers or state.saves:
             self._transfers.open_message(message.name, numbers, whole=False)
 
@@ -183,7 +183,7 @@ class SchedulerSide:
         if not state.reported:
             self._ended[request.request_id] = state
 
-    def _leaves_blocks(self, state: RequestState) -> None:
+    def _leaves_blocks(self, state: PlannedRequest) -> None:
         """Record that a request leaves its blocks to the pool, where others may find them, or see that none does."""
         if state.forgotten:
             self._gpu.evict_hashes(state.blocks)
@@ -300,7 +300,7 @@ class SchedulerSide:
 
     # Nodes
 
-    def _prefilled(self, state: RequestState) -> None:
+    def _prefilled(self, state: PlannedRequest) -> None:
         """Keep a prompt's nodes as planned: all of them after the first token, else those that are complete."""
         if state.nodes_kept or state.forgotten:
             return
@@ -309,7 +309,7 @@ class SchedulerSide:
             self._keep_node(state, index)
         self._transfers.end_message(state.plan.query_id)
 
-    def _keep_node(self, state: RequestState, index: int) -> None:
+    def _keep_node(self, state: PlannedRequest, index: int) -> None:
         node, planned, name = state.nodes[index], state.planned(index), state.plan.query_id
         if state.reached is not None and not state.has_reached(index, state.reached):
             if planned.kept is Tier.GPU and planned.source is not Tier.GPU:

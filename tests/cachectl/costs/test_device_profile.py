@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.prefill_grid import PrefillGrid
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.tiers import Tier
 
 #           new:   100  300
-GRID = CostGrid(
+GRID = PrefillGrid(
     (0, 1000),
     (100, 300),
     (
@@ -38,7 +38,7 @@ def _axes(draw) -> list[int]:
 
 
 @st.composite
-def _rising_grids(draw) -> CostGrid:
+def _rising_grids(draw) -> PrefillGrid:
     """Grids whose times never fall. Some have level steps, and all have random ones."""
     cached, new = draw(_axes()), draw(_axes())
     steps = st.lists(st.floats(0, 3), min_size=len(new), max_size=len(new))
@@ -47,10 +47,10 @@ def _rising_grids(draw) -> CostGrid:
     for _ in cached:
         sums = [before + rise for before, rise in zip(sums, accumulate(draw(steps)), strict=True)]
         rows.append(sums)
-    return CostGrid(cached, new, rows)
+    return PrefillGrid(cached, new, rows)
 
 
-def _profile_of(grid: CostGrid = GRID, **changes: object) -> DeviceProfile:
+def _profile_of(grid: PrefillGrid = GRID, **changes: object) -> DeviceProfile:
     device = DeviceProfile("slow", "made up", 1000.0, 100.0, 10, grid)
     return msgspec.structs.replace(device, **changes)
 
@@ -104,21 +104,21 @@ class TestOutsideTheGrid:
         assert GRID.seconds(1000, 50) == 2.0
 
     def test_a_launch_cost_is_never_negative(self):
-        steep = CostGrid((0, 1), (100, 200), ((1.0, 10.0), (1.0, 10.0)))
+        steep = PrefillGrid((0, 1), (100, 200), ((1.0, 10.0), (1.0, 10.0)))
         assert steep.seconds(0, 50) == 0.5
 
     def test_a_launch_never_costs_more_than_the_first_point(self):
-        falling = CostGrid((0, 1), (100, 200), ((2.0, 1.0), (1.0, 1.0)))
+        falling = PrefillGrid((0, 1), (100, 200), ((2.0, 1.0), (1.0, 1.0)))
         assert falling.seconds(0, 50) == 2.0
         assert falling.seconds(1, 50) == 1.0
 
     def test_a_grid_that_begins_at_0_new_tokens_states_the_launch_cost(self):
-        grid = CostGrid((0, 1), (0, 100), ((1.0, 2.0), (1.0, 2.0)))
+        grid = PrefillGrid((0, 1), (0, 100), ((1.0, 2.0), (1.0, 2.0)))
         assert grid.seconds(0, 50) == 1.5
         assert grid.seconds(0, 0) == 0.0
 
     def test_fewer_cached_tokens_than_measured_cost_what_the_first_point_costs(self):
-        grid = CostGrid((100, 200), (1, 2), ((1.0, 2.0), (2.0, 3.0)))
+        grid = PrefillGrid((100, 200), (1, 2), ((1.0, 2.0), (2.0, 3.0)))
         assert [grid.seconds(cached, 1) for cached in (0, 50, 100, 150)] == [1.0, 1.0, 1.0, 1.5]
 
     def test_times_beyond_the_last_points_follow_the_last_cell(self):
@@ -134,12 +134,12 @@ class TestOutsideTheGrid:
         assert GRID.seconds(cached, new) == pytest.approx(expected)
 
     def test_a_last_slope_that_falls_is_not_followed_below_the_border(self):
-        falling = CostGrid((0, 10), (10, 20), ((2.0, 1.5), (1.9, 1.0)))
+        falling = PrefillGrid((0, 10), (10, 20), ((2.0, 1.5), (1.9, 1.0)))
         assert falling.seconds(1000, 10) == 1.9
         assert falling.seconds(1000, 20) == 1.0
 
     def test_a_flat_last_slope_is_replaced_by_the_slope_of_fewer_tokens(self):
-        flattened = CostGrid((0, 10), (10, 20), ((1.0, 2.0), (2.0, 2.0)))
+        flattened = PrefillGrid((0, 10), (10, 20), ((1.0, 2.0), (2.0, 2.0)))
         assert flattened.seconds(40, 10) == pytest.approx(5.0)
         assert flattened.seconds(40, 20) == pytest.approx(5.0)
 
@@ -186,14 +186,14 @@ class TestEverywhere:
 )
 def test_a_grid_of_bad_points_is_refused(cached, new, seconds, why):
     with pytest.raises(ConfigError, match=why):
-        CostGrid(cached, new, seconds)
+        PrefillGrid(cached, new, seconds)
 
 
 def test_equal_grids_have_equal_points_and_survive_pickling():
-    same = CostGrid(list(GRID.cached), list(GRID.new), [list(row) for row in GRID.points])
+    same = PrefillGrid(list(GRID.cached), list(GRID.new), [list(row) for row in GRID.points])
     assert same == GRID
     assert pickle.loads(pickle.dumps(GRID)) == GRID
-    assert CostGrid((0, 1000), (100, 300), ((2.0, 4.0), (3.0, 9.5))) != GRID
+    assert PrefillGrid((0, 1000), (100, 300), ((2.0, 4.0), (3.0, 9.5))) != GRID
     assert GRID != "a grid"
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachectl.costs.cost_grid import CostGrid
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.costs.prefill_grid import PrefillGrid
 from cachectl.costs.profiling import load_or_measure, profile, quick_axes
 from protocol.errors import ConfigError, EngineDied, InvalidRequest
 from protocol.generation import EngineInfo, PrefillCost, StepBudget
@@ -55,7 +55,7 @@ def _quiet(_done: int, _total: int) -> None:
     """Ignore progress."""
 
 
-def _never_falls(grid: CostGrid) -> bool:
+def _never_falls(grid: PrefillGrid) -> bool:
     rows = all(before <= after for row in grid.points for before, after in pairwise(row))
     columns = all(before <= after for column in zip(*grid.points, strict=True) for before, after in pairwise(column))
     return rows and columns

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from generator.engines.vllm_plans import PlanStreams
+from generator.engines.vllm_streams import PlanStreams
 from protocol.generation import GenerationStep, PrefillResult, Sampling
 from protocol.kv import LostCopy
 from protocol.plans import Donor, PlannedNode, PrefillPlan

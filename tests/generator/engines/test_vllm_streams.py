@@ -8,7 +8,7 @@ from kv_plans import FIRST, GPU, SYSTEM, kv_path
 
 from generator.connector.messages import EngineReport, Prefilled
 from generator.connector.report_router import ReportRouter
-from generator.engines.vllm_plans import PlanStreams
+from generator.engines.vllm_streams import PlanStreams
 from protocol.generation import GenerationStep, Sampling
 from protocol.kv import LostCopy
 from protocol.plans import PrefillPlan

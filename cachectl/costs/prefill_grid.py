@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from protocol.errors import ConfigError, InvalidRequest
 
 
-class CostGrid:  # noqa: PLW1641  # nobody needs its hash
+class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
     """Prefill seconds over cached and new tokens: ``seconds[i][j]`` is T(cached[i], new[j]), kept as ``points``.
 
     Inside the grid, the time is bilinear between the four surrounding points, and exact at each. Outside:
@@ -82,7 +82,7 @@ class CostGrid:  # noqa: PLW1641  # nobody needs its hash
         return time + per_cached * cached_tokens + (per_new + per_pair * cached_tokens) * new_tokens
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CostGrid):
+        if not isinstance(other, PrefillGrid):
             return NotImplemented
         return (self.cached, self.new, self.points) == (other.cached, other.new, other.points)
 

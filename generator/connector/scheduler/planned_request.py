@@ -33,7 +33,7 @@ class Offer(NamedTuple):
         return bool(self.donated) or self.trees is not None
 
 
-class RequestState:
+class PlannedRequest:
     """A request, its plan, and how far the engine has executed it.
 
     - ``nodes``: the nodes of the ``plan`` with their positions in the prompt.

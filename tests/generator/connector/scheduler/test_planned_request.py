@@ -13,7 +13,7 @@ from plan_messages import plan_message
 from reads import donor_pages, piece_of
 
 from generator.connector.messages import Prefilled
-from generator.connector.scheduler.request_state import Offer, RequestState
+from generator.connector.scheduler.planned_request import Offer, PlannedRequest
 from generator.connector.step_jobs import BlockCopy, Load, Piece
 from protocol.kv import LostCopy, Pages, PeerCopy, PeerRead, pages_spanned
 from protocol.plans import PlannedNode
@@ -24,7 +24,7 @@ LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=6)
 TIERS = [Tier.GPU, Tier.HOST, Tier.DISK]
 
 
-def state_of(lengths, sources) -> RequestState:
+def state_of(lengths, sources) -> PlannedRequest:
     """The state of a request whose nodes have these lengths and sources, with its blocks numbered from 100."""
     nodes = tuple(
         PlannedNode(f"k{index}", tokens, source, Tier.GPU)
@@ -33,7 +33,7 @@ def state_of(lengths, sources) -> RequestState:
     path = tuple(f"c{index}" for index in range(len(lengths)))
     total = sum(lengths) + 3
     request = SimpleNamespace(request_id="q", num_tokens=total)
-    state = RequestState(request, plan_message("q", "n", path, nodes).plan, path, PAGE)
+    state = PlannedRequest(request, plan_message("q", "n", path, nodes).plan, path, PAGE)
     state.blocks = [100 + block for block in range(-(-total // PAGE))]
     return state
 
@@ -110,7 +110,7 @@ def test_loaded_tokens_are_counted_by_tier():
 PEER = PeerCopy("elsewhere", ("peer:1",), Tier.HOST, Pages((7, 8), 9))
 
 
-def with_peer(state: RequestState, index: int) -> RequestState:
+def with_peer(state: PlannedRequest, index: int) -> PlannedRequest:
     """The state with a node that is read at a peer."""
     nodes = list(state.plan.nodes)
     nodes[index] = msgspec.structs.replace(nodes[index], source=None, peer=PEER)
