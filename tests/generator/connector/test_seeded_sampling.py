@@ -63,17 +63,26 @@ async def test_a_preempted_answer_goes_on_as_its_seed_says(engine, path, preempt
     longer = Sampling(40, 1.2, seed=7, ignore_eos=True, logprobs=True)
     expected = await cold(engine, path, longer)
     before = preemptions()
+    # On a busy machine an answer may end before it can be preempted.
+    for _ in range(5):
+        assert await preempted(engine, path, longer) == expected
+        if preemptions() > before:
+            return
+    pytest.fail("no answer was preempted")
+
+
+async def preempted(engine, path, sampling) -> tuple[int, ...]:
+    """The tokens of an answer whose request is preempted after its first token, if it still runs then."""
     tokens: list[int] = []
     plan = kv_path(path.segments).plan("why?", None, None)
-    async with contextlib.aclosing(engine.stream(plan, longer)) as stream:
+    async with contextlib.aclosing(engine.stream(plan, sampling)) as stream:
         async for step in stream:
             if not tokens:
                 # With asynchronous steps it may fail, because blocks are still in use, but all requests are preempted.
                 with contextlib.suppress(Exception):
                     await engine._parts().requests.empty_prefix_cache()
             tokens += [token.token_id for token in step.logprobs]
-    assert preemptions() > before
-    assert tuple(tokens) == expected
+    return tuple(tokens)
 
 
 @pytest.mark.parametrize("seed", [0, -1, -2, 2**53 - 1 + 15, -(2**53) + 1])
