@@ -10,6 +10,8 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Files run in order of their names. pytest-xdist would start the largest first, and would end with the slowest tests,
 # which have files of their own, on one worker.
 ORDER := --no-loadscope-reorder
+# Each worker and each process of a stack imports the same thousand files.
+unexport PYTHONDONTWRITEBYTECODE
 
 URL ?= http://127.0.0.1:8080
 RATE ?= 2

@@ -5,6 +5,7 @@
 ``RAGTREE_TEST_SEARCH=1`` lets property tests search for new examples.
 """
 
+import gc
 import os
 import re
 import signal
@@ -92,6 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         proved = [item for item in items if not _is_touched(item, changed)]
         config.hook.pytest_deselected(items=proved)
         items[:] = [item for item in items if item not in proved]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what was imported from collections: millions of objects, which each full one would look at."""
+    gc.collect()
+    gc.freeze()
 
 
 def _changed_since(commit: str) -> list[str] | None:

@@ -33,6 +33,7 @@ def test_stalled_answers_do_not_delay_arrivals(server, tmp_path):
     assert ran.returncode == 0
 
 
+@pytest.mark.prove("loadtest/")
 def test_late_requests_count_from_when_they_were_due(server, tmp_path):
     ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *[(0.0, "plain")] * 250)), tmp_path)
     assert max(record.sent for record in ran.queries) > 0.03
@@ -79,6 +80,7 @@ def test_interrupted_run_has_a_report(server, tmp_path):
     assert ran.returncode == 0
 
 
+@pytest.mark.prove("loadtest/")
 def test_ended_arrivals_let_open_requests_finish(server, tmp_path):
     lines = [(0.0, "plain"), (0.1, "stalls"), (60.0, "plain")]
     process = begin(tmp_path, server.url, "--trace", trace(tmp_path, *lines))
@@ -89,6 +91,7 @@ def test_ended_arrivals_let_open_requests_finish(server, tmp_path):
     assert ran.returncode == 0
 
 
+@pytest.mark.prove("loadtest/")
 def test_web_page_starts_runs(server, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

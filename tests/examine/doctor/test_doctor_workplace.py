@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from doctor_cases import kv_settings
 
+from examine.doctor import workplace
 from examine.doctor.workplace import WorkFolder, Workplace
 from protocol.errors import ConfigError
 
@@ -78,7 +79,8 @@ def test_no_place_for_temporary_files_is_an_error(places, monkeypatch):
     assert left(places) == []
 
 
-def test_child_processes_are_ended_but_earlier_ones_are_not(places):
+def test_child_processes_are_ended_but_earlier_ones_are_not(places, monkeypatch):
+    monkeypatch.setattr(workplace, "_END_S", 1.0)
     earlier = subprocess.Popen(SLEEP)
     try:
         with Workplace(kv_settings(places)):
@@ -133,6 +135,7 @@ def test_leftovers_of_killed_processes_are_deleted_and_folders_in_use_are_not(tm
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
+from examine.doctor import workplace
 from examine.doctor.workplace import Workplace
 from generator.settings import KvSettings
 folder = Path(sys.argv[1])

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 
 import httpx
 import msgspec
@@ -168,19 +169,20 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("build", "status"),
     [
-        (names(b'{"text":"a","attributes":{', 20_000, b"}}"), 422),
-        (names(b'{"text":"a","attributes":{', 2_000_000, b"}}"), 400),
-        (many(b'{"text":"a","triplets":[', b"1", b"]}", 40_000), 422),
-        (many(b'{"text":"a","triplets":[', b"{}", b"]}", 8_000_000), 400),
-        (many(b'{"text":"a","title":[', b"1", b"]}", 8_000_000), 400),
-        (many(b'{"text":"a","what":[', b"1", b"]}", 8_000_000), 422),
-        (many(b'{"text":[', b"1", b"]}", 8_000_000), 422),
+        (partial(names, b'{"text":"a","attributes":{', 20_000, b"}}"), 422),
+        (partial(names, b'{"text":"a","attributes":{', 2_000_000, b"}}"), 400),
+        (partial(many, b'{"text":"a","triplets":[', b"1", b"]}", 40_000), 422),
+        (partial(many, b'{"text":"a","triplets":[', b"{}", b"]}", 8_000_000), 400),
+        (partial(many, b'{"text":"a","title":[', b"1", b"]}", 8_000_000), 400),
+        (partial(many, b'{"text":"a","what":[', b"1", b"]}", 8_000_000), 422),
+        (partial(many, b'{"text":[', b"1", b"]}", 8_000_000), 422),
     ],
     ids=["attributes", "many attributes", "triplets", "many triplets", "title", "unknown", "text"],
 )
-async def test_documents_of_tiny_values_are_refused_at_once(served, body, status):
+async def test_documents_of_tiny_values_are_refused_at_once(served, build, status):
+    body = build()
     parsed_s = seconds(lambda: json.loads(body))
     begun = time.process_time()
     replied = await served.client.put(DOCUMENT, content=body, headers=JSON)

@@ -32,7 +32,10 @@ async def error_of(engine: VllmEngine, name: str, sampling: Sampling, begun: asy
     raise AssertionError("the engine did not die")
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["fails by itself", "killed"])
+@pytest.mark.parametrize(
+    "killed",
+    [pytest.param(False, id="fails by itself", marks=pytest.mark.prove("generator/")), pytest.param(True, id="killed")],
+)
 async def test_what_was_computed_is_told_from_what_waited(tiny_model, tmp_path, monkeypatch, killed):
     before = engines_under(psutil.Process())
     engine = VllmEngine(small_engine(tmp_path), tiny_model)

@@ -24,9 +24,13 @@ def phrases() -> Phrases:
     return Phrases()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def process(phrases):
+    """Shared, because a worker starts in seconds. It is closed by the last test."""
     started = RulesProcess(rules_fingerprint(phrases))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OPENAI_API_KEY", "secret")
+        started.extract(SOURCES)
     yield started
     started.close()
 
@@ -39,6 +43,10 @@ def worker_of(process: RulesProcess) -> int:
 def test_it_finds_what_the_extractor_finds_in_this_process(process, phrases):
     here = RulesExtractor(phrases)
     assert process.extract(SOURCES) == here.extract(SOURCES)
+
+
+def test_the_worker_sees_no_variable_of_this_process(process):
+    assert b"secret" not in Path(f"/proc/{worker_of(process)}/environ").read_bytes()
 
 
 def test_one_worker_reads_group_after_group(process):
@@ -55,6 +63,16 @@ def test_a_killed_worker_is_unavailable_once_and_replaced(process):
     with pytest.raises(Unavailable, match="has ended"):
         process.extract(SOURCES)
     assert process.extract(SOURCES) == found
+
+
+def test_the_worker_ends_with_its_parent(process):
+    process.extract(SOURCES)
+    assert process._worker is not None
+    worker = process._worker._process
+    assert worker.stdin is not None
+    # What the kernel does when the parent is gone.
+    worker.stdin.close()
+    assert worker.wait(30) == 0
 
 
 def test_closing_ends_a_group_that_is_being_read(process):
@@ -78,19 +96,3 @@ def test_closing_ends_a_group_that_is_being_read(process):
         os.kill(pid, 0)
     with pytest.raises(Unavailable, match="closed"):
         process.extract(SOURCES)
-
-
-def test_the_worker_ends_with_its_parent(process):
-    process.extract(SOURCES)
-    assert process._worker is not None
-    worker = process._worker._process
-    assert worker.stdin is not None
-    # What the kernel does when the parent is gone.
-    worker.stdin.close()
-    assert worker.wait(30) == 0
-
-
-def test_the_worker_sees_no_variable_of_this_process(process, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    process.extract(SOURCES)
-    assert b"secret" not in Path(f"/proc/{worker_of(process)}/environ").read_bytes()

@@ -3,7 +3,7 @@
 import pytest
 from api_schema import MODES, check_api
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.prove("gateway/", "tests/api_schema.py")]
 
 
 @pytest.mark.parametrize("mode", MODES)

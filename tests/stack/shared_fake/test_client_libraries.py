@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from client_environment import ROOT, clients_python
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.prove("gateway/wire/", "gateway/routes/", "protocol/")]
 
 PROGRAMS = Path(__file__).parents[1] / "client_programs"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-free_port = pytest.importorskip("ragtree_lab.stack_process", reason="the laboratory is not installed").free_port
+free_port = pytest.importorskip("ragtree_lab.watched_stack", reason="the laboratory is not installed").free_port
 
 pytestmark = [
     pytest.mark.ray,
