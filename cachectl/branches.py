@@ -20,7 +20,7 @@ class KeyedBranch(NamedTuple):
     """A branch of ``tokens`` tokens, which the chunks with the content hashes ``stated_by`` state.
 
     ``parent`` is its parent's place among the prompt's branches, -1 for a root. Branches of one ``key`` have the same
-    tokens behind the same ancestors, in one namespace.
+    tokens after the same ancestors, in one namespace.
     """
 
     key: bytes
@@ -64,7 +64,7 @@ class BranchTree:
         return sum([branch.tokens for branch in branches if branch.key in nodes])
 
     def keep(self, namespace: str, branches: Sequence[KeyedBranch], question_tokens: int) -> list[bytes]:
-        """Serve a prompt with ``question_tokens`` behind its branches: count it, and keep what the policy has room for.
+        """Serve a prompt with ``question_tokens`` after its branches: count it, and keep what the policy has room for.
 
         Returns the keys of the branches that leave for it, leaves first.
         """
@@ -105,7 +105,7 @@ class BranchTree:
                 self._stated_by[key] = frozenset(branch.stated_by)
                 node.locks += 1
                 locked.append(node)
-        # Children first, so that a leaf is offered before what it stands behind.
+        # Children first, so that a leaf is offered before what it follows.
         for node in reversed(locked):
             node.locks -= 1
             for copy in node.copies:

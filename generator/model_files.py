@@ -103,7 +103,7 @@ def _regions(file: Path) -> list[_Region]:
 
 
 def _tensors(header: bytes) -> list[tuple[int, int]]:
-    """Where a header says that its tensors begin and end, behind the header. Nothing if it cannot be read."""
+    """Where a header says that its tensors begin and end, after the header. Nothing if it cannot be read."""
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         return [

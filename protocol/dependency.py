@@ -25,8 +25,8 @@ class GraphAttention(StrEnum):
 class TreePositions(StrEnum):
     """Which positions the tokens of dependency trees have.
 
-    ``preorder``: those of their places in the prompt (DepCache). ``depth``: those behind their ancestors, as if each
-    path stood alone behind the tokens that all branches attend to. KV at them never has to move.
+    ``preorder``: those of their places in the prompt (DepCache). ``depth``: those after their ancestors, as if each
+    path stood alone after the tokens that all branches attend to. KV at them never has to move.
     """
 
     PREORDER = "preorder"
@@ -34,7 +34,7 @@ class TreePositions(StrEnum):
 
 
 class Branch(msgspec.Struct, frozen=True, array_like=True):
-    """An entity or a relation in a dependency tree: a number of ``tokens`` behind those of its ``parent``.
+    """An entity or a relation in a dependency tree: a number of ``tokens`` after those of its ``parent``.
 
     The parent is the place of another branch in front of this one, or -1 for a root. The branch is ``stated_by`` the
     chunks with these content hashes: as long as one of them is not deleted, its KV may be kept. No chunk states a
@@ -49,9 +49,9 @@ class Branch(msgspec.Struct, frozen=True, array_like=True):
 class DependencyTrees(msgspec.Struct, frozen=True):
     """Where a prompt has dependency trees: from the token ``start`` on, the ``branches`` in pre-order.
 
-    Each branch attends to the prompt's first ``front`` tokens, its ancestors and itself. Everything behind the trees
+    Each branch attends to the prompt's first ``front`` tokens, its ancestors and itself. Everything after the trees
     attends to all in front of it. With ``reuse``, branches take the KV that an earlier prompt computed for them.
-    ``dropped`` are the keys of kept branches that leave for these, each behind what stood below it.
+    ``dropped`` are the keys of kept branches that leave for these, each after what stood below it.
     """
 
     start: int
@@ -63,7 +63,7 @@ class DependencyTrees(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The place behind the last token of the trees."""
+        """The place after the last token of the trees."""
         return self.start + sum(branch.tokens for branch in self.branches)
 
     def check(self, prompt_tokens: int) -> None:
@@ -83,7 +83,7 @@ class DepPrompt(msgspec.Struct, frozen=True):
     """A prompt's facts as dependency trees: the ``token_ids`` of their ``branches``, in pre-order.
 
     They stand in the place of the prompt's segment of facts, which has every path in full. Its tokens ``behind`` the
-    last path stand behind them.
+    last path come after them.
     """
 
     token_ids: tuple[int, ...]
@@ -97,7 +97,7 @@ _KEY_BYTES = 16
 def branch_keys(namespace: str, trees: DependencyTrees, token_ids: Sequence[int]) -> list[bytes]:
     """The keys of a prompt's branches; the whole prompt has these ``token_ids``.
 
-    Two branches have one key in every process if their tokens are the same behind the same ancestors and the same
+    Two branches have one key in every process if their tokens are the same after the same ancestors and the same
     front, in one namespace and at the same kind of positions: then they have the same KV.
     """
     top = blake2b(f"{trees.positions}\0{namespace}\0".encode(), digest_size=_KEY_BYTES)

@@ -1,6 +1,6 @@
 """Every error that RAGTree raises on purpose: a message for people, and a ``code`` for programs.
 
-If one request field is to blame, ``param`` names it. Only the gateway knows HTTP statuses. Errors stand behind the more
+If one request field is to blame, ``param`` names it. Only the gateway knows HTTP statuses. Errors come after the more
 general ones that they are kinds of.
 """
 

@@ -164,7 +164,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class PrefillCost(msgspec.Struct, frozen=True):
-    """Seconds that an engine took to prefill ``new_tokens`` behind ``cached_tokens`` in its cache."""
+    """Seconds that an engine took to prefill ``new_tokens`` after ``cached_tokens`` in its cache."""
 
     cached_tokens: int
     new_tokens: int

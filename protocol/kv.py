@@ -27,7 +27,7 @@ class KvNode(msgspec.Struct, frozen=True):
     """A node as stored with its KV: enough to identify it after a restart.
 
     ``key`` is hexadecimal. ``path`` lists the content hashes from the first segment of the prompt down to the node. The
-    node has ``tokens`` tokens behind ``prefix_tokens``.
+    node has ``tokens`` tokens after ``prefix_tokens``.
     """
 
     key: str
@@ -40,7 +40,7 @@ class KvNode(msgspec.Struct, frozen=True):
 class Move(msgspec.Struct, frozen=True):
     """An order for one node's KV: copy it from ``source`` to ``target``, if set; ``evict`` frees the source.
 
-    A move from a shared tier to itself copies nothing. It checks that the copy is there, behind all earlier moves.
+    A move from a shared tier to itself copies nothing. It checks that the copy is there, after all earlier moves.
     ``node`` is the node's key in hexadecimal. ``instance`` owns the GPU tier; it is None if only shared tiers are
     involved. ``location`` names the location, or the disk, that the source belongs to. ``pages`` are the node's pages
     in host memory, if that is the source or the target. Orders are idempotent.
@@ -180,7 +180,7 @@ class Orders(msgspec.Struct, frozen=True):
     """Orders for an instance's tiers, outside of any plan.
 
     The ``moves`` run first, in order. Then no KV of the documents in ``forget`` (namespace, content hash) may be left
-    in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed behind them. ``everything``
+    in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed after them. ``everything``
     drops all KV, or that of the namespaces that end with ``of``. Either concerns ``tiers`` only.
     """
 
@@ -192,5 +192,5 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:
-    """Return the pages of a prompt, counted from 0, that hold any of ``tokens`` tokens behind ``prefix_tokens``."""
+    """Return the pages of a prompt, counted from 0, that hold any of ``tokens`` tokens after ``prefix_tokens``."""
     return range(prefix_tokens // page_tokens, -(-(prefix_tokens + tokens) // page_tokens))

@@ -255,7 +255,7 @@ class PromptLayout(Protocol):
         """Lay out documents in front of a conversation that ends with the question, leaving room for the answer.
 
         ``max_tokens`` is the answer's room. Without ``preamble``, the text that introduces documents is left out.
-        ``paths`` of a graph stand behind the documents, as far as the ``budget`` allows. Documents that do not fit
+        ``paths`` of a graph come after the documents, as far as the ``budget`` allows. Documents that do not fit
         beside them are dropped from the end. Raises InvalidRequest if the model does not accept the conversation, and
         QuestionTooLong if it does not fit even without documents; ``param`` names ``messages``, ``max_tokens`` or
         ``max_total_tokens``, whichever is to blame.

@@ -53,7 +53,7 @@ class DocumentOrder(StrEnum):
 class Reuse(StrEnum):
     """Which KV a prompt may use.
 
-    - EXACT: only what was computed behind the same documents.
+    - EXACT: only what was computed after the same documents.
     - COMPOSED: also what was computed elsewhere, with some of it computed again.
     - AUTO: as COMPOSED where that has passed its gate, else as EXACT.
     """
@@ -68,7 +68,7 @@ class Fallback(StrEnum):
 
     - MODEL: the engine cannot compose the model's KV.
     - GATE: composing has not passed the model's gate.
-    - NO_DONOR: no document behind the exact prefix has been computed elsewhere.
+    - NO_DONOR: no document after the exact prefix has been computed elsewhere.
     - SLOWER: computing was expected to be sooner.
     - DEVIATION: what was computed again was too far from what was donated, so the engine has computed the prompt.
     - FAILED: composing failed in the engine, which has computed the prompt instead.
@@ -173,7 +173,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     - ``recompute``: how donated nodes are composed; None if no node has a donor. No later query finds what a plan
       composes.
     - ``first``: the plan of a prefill in front of this one, with its own id, if this one composes and some
-      documents have no donors. It computes them exactly, behind what is loaded, so that they are kept and donate. It is
+      documents have no donors. It computes them exactly, after what is loaded, so that they are kept and donate. It is
       part of this plan: what it computes counts as computed.
     - ``trees``: where the prompt has dependency trees; None if it has none. No later query finds their KV in the tree.
     - ``fallback``: why nothing is composed; None if something is, or if nobody asked for it, or if all is cached.

@@ -37,7 +37,7 @@ class Prompt(msgspec.Struct, frozen=True):
     dependency trees, if they are not ``in_trees`` already.
 
     ``dropped_documents`` counts the documents left out at the end because the model's context has no room for them.
-    ``paths`` are the places, among those of the graph, of the paths that are told behind the documents.
+    ``paths`` are the places, among those of the graph, of the paths that are told after the documents.
     """
 
     segments: tuple[Segment, ...]

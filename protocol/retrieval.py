@@ -93,7 +93,7 @@ class SearchRequest(msgspec.Struct, frozen=True):
 
     @property
     def in_context(self) -> str:
-        """The query behind its context."""
+        """The query after its context."""
         return f"{self.context}\n{self.query}" if self.context else self.query
 
     def asking(self, question: str) -> "SearchRequest":

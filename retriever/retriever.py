@@ -183,7 +183,7 @@ class Retriever:
         return await self._read(self._store.jobs.get, tenant, job_id)
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
-        """Return the orphans that a document left behind when it was deleted or replaced."""
+        """Return the orphans that a document left when it was deleted or replaced."""
         return await self._read(self._store.orphans.of_document, tenant, collection, document_id)
 
     async def orphans(self, older_than_s: float, limit: int) -> Sequence[Orphan]:

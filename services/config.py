@@ -148,7 +148,7 @@ def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
 
 
 def _name(place: Iterable[str | int]) -> str:
-    """Return an option's name as users write it: pydantic names the kind behind an option of several kinds."""
+    """Return an option's name as users write it: pydantic names the kind after an option of several kinds."""
     name: list[str] = []
     models: set[type[BaseModel]] = {Config}
     is_kind = False

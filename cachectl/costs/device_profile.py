@@ -16,7 +16,7 @@ A layer of width d costs 24 d^2 flop per token and 4 d per pair, which fixes att
 Published figures fix the rest:
 
     T(0, 4000)                  = 1.00 s       about a second for 4,000 new tokens
-    T(0, 4032) / T(4000, 32)    = 11.5         computing everything, against a question of 32 tokens behind 4,000 cached
+    T(0, 4032) / T(4000, 32)    = 11.5         computing everything, against a question of 32 tokens after 4,000 cached
     T(0, 4032) / (load + T(4000, 32)) = 3.9    the same, with the 4,000 loaded from host memory first
 
 The last one fixes load = 171 ms for 4,000 tokens of LLaMA-2-7B at 512 KiB each: 12.27 GB/s, 38 % of the nominal 32 GB/s
@@ -89,7 +89,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         write_atomically(path, content, b"\n", mode=0o644)
 
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
-        """Seconds to prefill ``new_tokens`` behind ``cached_tokens`` on the device, by ``PrefillGrid.seconds``."""
+        """Seconds to prefill ``new_tokens`` after ``cached_tokens`` on the device, by ``PrefillGrid.seconds``."""
         return self.grid.seconds(cached_tokens, new_tokens)
 
     def load_seconds(self, tokens: int, tier: Tier) -> float:

@@ -22,7 +22,7 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
       tokens costs no more.
     - More cached tokens than the last point: along the slope of the last cell, or level if that is negative. Prefill is
       linear in cached tokens.
-    - More new tokens than the last point: as several prefills of so many tokens, each behind those before. Prefill is
+    - More new tokens than the last point: as several prefills of so many tokens, each after those before. Prefill is
       quadratic in new tokens, so a slope would be too low, and engines prefill long prompts in such steps.
 
     If the points never fall with more tokens, no time inside or outside does. If noise would break this outside, the
@@ -45,7 +45,7 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
         self._rows, self._columns, self._cells = _cells_of(self.cached, self.new, self.points)
 
     def seconds(self, cached_tokens: int, new_tokens: int) -> float:
-        """Seconds to prefill ``new_tokens`` behind ``cached_tokens``. Raises InvalidRequest for negative tokens."""
+        """Seconds to prefill ``new_tokens`` after ``cached_tokens``. Raises InvalidRequest for negative tokens."""
         if new_tokens <= 0 or cached_tokens < 0:
             if cached_tokens < 0 or new_tokens < 0:
                 raise InvalidRequest(f"tokens must not be negative: {cached_tokens} cached, {new_tokens} new")
@@ -58,7 +58,7 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
         return self._in_steps(cached_tokens, steps) + self._interpolated(behind, new_tokens - steps * longest)
 
     def _in_steps(self, cached_tokens: int, steps: int) -> float:
-        """Seconds of so many prefills of the most measured new tokens, each behind those before."""
+        """Seconds of so many prefills of the most measured new tokens, each after those before."""
         longest = self.new[-1]
         total = 0.0
         while steps:

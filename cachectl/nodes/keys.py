@@ -9,7 +9,7 @@ KEY_BYTES = 16
 
 
 def child_key(parent_key: bytes, content: str) -> bytes:
-    """The key of a document behind a path: H(parent's key, content hash)."""
+    """The key of a document after a path: H(parent's key, content hash)."""
     return blake2b(content.encode(), key=parent_key, digest_size=KEY_BYTES).digest()
 
 
@@ -24,7 +24,7 @@ def path_keys(namespace: str, contents: Sequence[str]) -> list[bytes]:
 
 
 def keys_below(key: bytes, contents: Iterable[str]) -> list[bytes]:
-    """The keys of the nodes of documents behind the path with this ``key``, each behind the one before it."""
+    """The keys of the nodes of documents after the path with this ``key``, each after the one before it."""
     keys = []
     for content in contents:
         key = child_key(key, content)

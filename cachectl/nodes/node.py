@@ -1,6 +1,6 @@
 """Nodes of the knowledge tree, and their copies in the tiers.
 
-Node ── one document behind one sequence of documents
+Node ── one document after one sequence of documents
 └── Copy ── its KV in one cache: the GPU of an instance, host memory, or disk
 """
 
@@ -95,26 +95,26 @@ class Node:
 
     @property
     def children(self) -> Collection[Node]:
-        """The nodes of the documents behind this one, in the order in which they came."""
+        """The nodes of the documents after this one, in the order in which they came."""
         children = self._children
         if isinstance(children, dict):
             return children.values()
         return (children,) if children is not None else ()
 
     def child_of(self, content: str) -> Node | None:
-        """The node of a document behind this one."""
+        """The node of a document after this one."""
         children = self._children
         if isinstance(children, dict):
             return children.get(content)
         return children if children is not None and children.content == content else None
 
     def child(self, content: str) -> Node | None:
-        """The document behind this one, if any cache holds its KV."""
+        """The document after this one, if any cache holds its KV."""
         node = self.child_of(content)
         return node if node is not None and any(copy.held for copy in node.copies) else None
 
     def add_child(self, child: Node) -> None:
-        """Add a node behind this one. There is none of its document yet."""
+        """Add a node after this one. There is none of its document yet."""
         children = self._children
         if children is None:
             self._children = child
@@ -124,7 +124,7 @@ class Node:
             self._children = {children.content: children, child.content: child}
 
     def remove_child(self, child: Node) -> None:
-        """Remove a node behind this one."""
+        """Remove a node after this one."""
         children = self._children
         if isinstance(children, dict):
             del children[child.content]

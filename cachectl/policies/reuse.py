@@ -196,7 +196,7 @@ class ReuseModel:
     - a constant
     - log2(1 + a)
     - log2 of its uses, decayed with half-lives of 64, 1,024 and 16,384 requests
-    - whether it stands behind at least one document, two, or four
+    - whether it comes after at least one document, two, or four
     - log2 of the decayed uses of its document on all paths
     - whether it was used only once
     - whether it was the end of its latest request

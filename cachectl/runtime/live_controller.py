@@ -220,7 +220,7 @@ class LiveController:
     def _without_disk(self, reports: Sequence[ResidencyReport], memory: KvMemory) -> list[ResidencyReport]:
         """The reports but for that of the disk, which is restored last.
 
-        What lies on it may stand behind documents in the memory of any machine that has it.
+        What lies on it may come after documents in the memory of any machine that has it.
         """
         for report in reports:
             if report.tier is Tier.DISK:

@@ -215,7 +215,7 @@ class Prefetcher:
     def _ahead(self, request: AdmissionRequest) -> AdmissionRequest:
         """What to prefill for a request that waits, in full, as nothing composed is kept.
 
-        Of a prompt that will be composed, that is what it loads, and behind it what nothing is donated for.
+        Of a prompt that will be composed, that is what it loads, and after it what nothing is donated for.
         """
         prompt, found = request.prompt, self._scheduler.book.found(request.query_id)
         if found.composing is not None:

@@ -1,6 +1,6 @@
 """Document orders: how a query's documents are arranged in its prompt.
 
-A prefix cache finds a document only behind the same documents as before, so the order decides how much is reused. Every
+A prefix cache finds a document only after the same documents as before, so the order decides how much is reused. Every
 strategy permutes the documents and drops none. No strategy reads their text.
 """
 
@@ -24,7 +24,7 @@ class CachedNode(Protocol):
         """Tokens of this document alone. A root's are not used."""
 
     def child(self, key: str) -> "CachedNode | None":
-        """The cached node of the document ``key`` right behind this one, if there is one."""
+        """The cached node of the document ``key`` right after this one, if there is one."""
 
 
 class OrderStrategy(Protocol):
@@ -60,7 +60,7 @@ def canonical_order(
 
 @dataclass(frozen=True)
 class CachedFirstOrder:
-    """The order with the longest cached prefix, in tokens. The documents behind it keep the order of the search.
+    """The order with the longest cached prefix, in tokens. The documents after it keep the order of the search.
 
     With a ``score_gap``, no document stands in front of one whose score is higher by more than this. So documents
     change places only if the search finds them about equally good. Without scores there is no such bound.

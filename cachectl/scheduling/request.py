@@ -17,11 +17,11 @@ from protocol.errors import InvalidRequest, UnknownPlan
 
 
 class Request(NamedTuple):
-    """A request for a prefill: documents in prompt order, and ``question_tokens`` behind them, facts included.
+    """A request for a prefill: documents in prompt order, and ``question_tokens`` after them, facts included.
 
     The first ``pinned`` documents are pinned: the system prompt. The request is not given to the instances in
     ``avoid``. If documents may be composed, ``recompute_share`` of them is computed again. ``branches`` are those of
-    the dependency trees among the tokens behind the documents.
+    the dependency trees among the tokens after the documents.
     """
 
     query_id: str
@@ -154,7 +154,7 @@ class RequestBook:
         )
 
     def question_tokens(self, request: Request, instance: str) -> int:
-        """How many tokens behind its documents an instance has to compute for a request: all but kept branches."""
+        """How many tokens after its documents an instance has to compute for a request: all but kept branches."""
         if not request.branches:
             return request.question_tokens
         return request.question_tokens - self._branches.found(instance, request.branches)

@@ -110,7 +110,7 @@ class Router:
     def _worth_a_look(self, scheduled: ScheduledRequest, states: dict[str, InstanceState]) -> dict[str, InstanceState]:
         """The instances to look a request up for: of many, those that have its first document, and the least busy ones.
 
-        An instance without the first document has nothing behind it either, so only its backlog makes a difference.
+        An instance without the first document has nothing after it either, so only its backlog makes a difference.
         What it can read elsewhere costs about the same for all. A document that may be composed counts wherever it
         stands, so all instances are looked at then.
         """

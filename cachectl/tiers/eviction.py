@@ -43,7 +43,7 @@ def unsupported_below(node: Node) -> list[Copy]:
 class CopyRemoval:
     """Removes copies, and has engines drop their KV.
 
-    The writer of a copy that is not confirmed drops it, behind the write. ``instances`` are those that exist.
+    The writer of a copy that is not confirmed drops it, after the write. ``instances`` are those that exist.
     ``forget`` is called with each node that lost its last copy.
     """
 
@@ -164,7 +164,7 @@ class Eviction:
         node = copy.node
         cache.clock = max(cache.clock, copy.priority)
         cache.evictions += 1
-        # What stands behind the node in slower caches needs it there.
+        # What follows the node in slower caches needs it there.
         served = cache.instance is not None and self._serves(node, cache) and not node.below
         target = None if served else self._swap_out(node, cache.slower, batch)
         # At most one of the two tiers is host memory.

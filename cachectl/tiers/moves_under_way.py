@@ -73,7 +73,7 @@ class MovesUnderWay:
         return confirmed
 
     def ask_for_copies(self, batch: MoveBatch) -> None:
-        """End a batch that may still be carried out. Its instance is asked for the copies, behind all its moves."""
+        """End a batch that may still be carried out. Its instance is asked for the copies, after all its moves."""
         deleted = [move for move in batch.moves if self._deleting.get((move.node, move.location)) is batch]
         if self._end(batch):
             self._check(batch, batch.instance, set())

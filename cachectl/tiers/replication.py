@@ -52,7 +52,7 @@ class Replication:
         source = next((copy for copy in node.copies if copy.held and self._reaches(copy, disk)), None)
         if source is None:
             return
-        # What an instance is still writing is copied by that instance, behind the write.
+        # What an instance is still writing is copied by that instance, after the write.
         batch = MoveBatch(source.writer or source.cache.instance or "")
         if self._tiers.eviction.make_room_beneath(node, disk, batch):
             disk.write(node, batch)
@@ -78,5 +78,5 @@ def _copying(node: Node, source: NodeCache, target: Tier, pages: Pages | None) -
 
 
 def _at_the_top(node: Node) -> bool:
-    """Whether a node stands right behind the root, or right behind the pinned system prompt."""
+    """Whether a node comes right after the root, or right after the pinned system prompt."""
     return node.parent is not None and (node.parent.parent is None or node.parent.pins > 0)

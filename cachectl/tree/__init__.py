@@ -1,1 +1,1 @@
-"""The knowledge tree: which documents' KV is kept, behind which documents, and in which tiers."""
+"""The knowledge tree: which documents' KV is kept, after which documents, and in which tiers."""

@@ -19,7 +19,7 @@ class ComputedFirst(NamedTuple):
 class Grant(MoveBatch):
     """Locks on a plan's path, and room reserved for what the plan loads or computes.
 
-    If it composes and some documents have no donors, these are prefilled exactly, behind what is loaded: ``first``.
+    If it composes and some documents have no donors, these are prefilled exactly, after what is loaded: ``first``.
     ``moves`` come with the plan and are begun before its own loads; once the grant is ``prefilled``, they have been.
     ``writes`` also has the plan's own copies in shared tiers. ``ends`` are the speculations that give way to the plan.
     ``dropped_branches`` are the keys of kept branches of dependency trees that leave for the plan's own. ``overtaken``

@@ -1,7 +1,7 @@
-"""The knowledge tree: which documents' KV is kept, behind which documents, and in which tiers.
+"""The knowledge tree: which documents' KV is kept, after which documents, and in which tiers.
 
     root (tenant, model) ── system prompt ─┬─ D1 ─┬─ D2
-                                           │      └─ D3        a node = one document behind one path
+                                           │      └─ D3        a node = one document after one path
                                            └─ D2 ─── D1        the same document elsewhere is another node
 
 The tree is bookkeeping: it decides, reserves and writes ``Move``s; engines move the bytes. RAGCache, sections 4.1 and
@@ -135,7 +135,7 @@ class KnowledgeTree:
         self._pins.unpin(self.registry.path(namespace, contents))
 
     def delete(self, content: str, namespace: str | None = None) -> int:
-        """Delete a document everywhere, with everything behind it, in one namespace or in all; the number of nodes.
+        """Delete a document everywhere, with everything after it, in one namespace or in all; the number of nodes.
 
         What a plan still uses is no longer found, and is removed when the plan is complete.
         """

@@ -84,7 +84,7 @@ class LoadOrRecompute:
         for index, copy in enumerate(found):
             if copy.cache.tier is not Tier.GPU:
                 if best is None:
-                    # Faster tiers come first on a path, so the GPU has nothing behind this document.
+                    # Faster tiers come first on a path, so the GPU has nothing after this document.
                     best, best_s = Loading(index, tokens, 0.0), self._cost(tokens, prompt_tokens - tokens)
                 seconds += self._loads.seconds(copy, gpu)
             tokens += copy.node.tokens
@@ -97,7 +97,7 @@ class LoadOrRecompute:
 
 
 class Composing(NamedTuple):
-    """What a prefill composes: the copy that donates each document behind the loaded ones, or None to compute it.
+    """What a prefill composes: the copy that donates each document after the loaded ones, or None to compute it.
 
     What is computed although others donate is computed first, without them, so that it can be kept and donates too.
     ``reused`` tokens are spared in all. Loading and moving the donors' KV, and selecting what is computed again, takes
@@ -109,7 +109,7 @@ class Composing(NamedTuple):
     seconds: float
 
     def exact(self, loaded: int) -> list[int]:
-        """Which documents of the prompt are exact: the ``loaded`` ones, and those behind them without a donor."""
+        """Which documents of the prompt are exact: the ``loaded`` ones, and those after them without a donor."""
         return [*range(loaded), *[loaded + index for index, donor in enumerate(self.donors) if donor is None]]
 
     def donor(self, index: int, loaded: int) -> Copy | None:
@@ -138,7 +138,7 @@ class ComposeOrCompute:
         share: float,
         gpu: TierCache,
     ) -> Composing | None:
-        """What to compose of ``documents``, the ones behind what is loaded; None if computing all of them is sooner.
+        """What to compose of ``documents``, the ones after what is loaded; None if computing all of them is sooner.
 
         Each has a copy among ``donors``, or None. ``share`` of the donated tokens is computed again. They are loaded
         for the instance with this GPU.
@@ -152,7 +152,7 @@ class ComposeOrCompute:
             spared = document.tokens - round(share * document.tokens)
             if donor is None or self._donate_seconds(donor, gpu) >= spared * per_token_s:
                 if any(chosen):
-                    # It is computed first, and then composed behind the donated ones.
+                    # It is computed first, and then composed after the donated ones.
                     reused -= document.tokens - spared
                 chosen.append(None)
                 continue

@@ -25,7 +25,7 @@ class CachedPrefix(NamedTuple):
     """What a request finds for an instance: a copy of each leading document, and what to load of them.
 
     The prefill computes ``computed`` tokens. It takes ``seconds``, of which loading and moving KV takes ``moving_s``.
-    It may also compose documents behind the loaded ones (``composing``), or say why it does not (``fallback``).
+    It may also compose documents after the loaded ones (``composing``), or say why it does not (``fallback``).
     """
 
     copies: list[Copy]
@@ -83,7 +83,7 @@ class PrefixLookup:
         return found
 
     def places_of(self, namespace: str, documents: Sequence[PathDocument], front: int) -> set[str]:
-        """The locations, disks and instances that have a copy of the first document behind the first ``front`` ones."""
+        """The locations, disks and instances that have a copy of the first document after the first ``front`` ones."""
         node = self._roots.get(namespace)
         for document in documents[: front + 1]:
             node = node.child_of(document.content) if node is not None else None
@@ -92,9 +92,9 @@ class PrefixLookup:
         return {copy.cache.owner for copy in node.copies}
 
     def loadable(self, namespace: str, documents: Sequence[PathDocument], instance: str) -> list[Copy]:
-        """The longest prefix that an instance can load: what ``hits`` finds, and behind it what lies at its peers.
+        """The longest prefix that an instance can load: what ``hits`` finds, and after it what lies at its peers.
 
-        Behind a peer's copy, only a disk that both locations have may hold anything within reach. Peers are read from
+        After a peer's copy, only a disk that both locations have may hold anything within reach. Peers are read from
         for no longer than the instance waits for them.
         """
         found = self.hits(namespace, documents, instance)
@@ -120,7 +120,7 @@ class PrefixLookup:
         return found
 
     def _in_time(self, donors: list[Copy | None], loaded: Sequence[Copy], gpu: TierCache) -> list[Copy | None]:
-        """The donors without those at peers that could not be read in time, behind the copies that are ``loaded``."""
+        """The donors without those at peers that could not be read in time, after the copies that are ``loaded``."""
         left_s = self._tiers.links.longest_s(gpu.owner)
         left_s -= sum([self._loads.seconds(copy, gpu) for copy in loaded if not gpu.reaches(copy.cache)])
         kept: list[Copy | None] = []
@@ -136,9 +136,9 @@ class PrefixLookup:
         return kept
 
     def donors(self, namespace: str, documents: Sequence[PathDocument], instance: str, front: int) -> list[Copy | None]:
-        """The fastest copy of each document behind the first ``front`` ones, from anywhere below these.
+        """The fastest copy of each document after the first ``front`` ones, from anywhere below these.
 
-        Copies within the instance's own reach come first. One that has stood behind another document makes better
+        Copies within the instance's own reach come first. One that has stood after another document makes better
         answers than one that has not. Only the latest nodes of a document are looked at.
         """
         gpu = self._tiers.gpu(instance)
@@ -178,7 +178,7 @@ class PrefixLookup:
     ) -> CachedPrefix:
         """What a prompt finds for an instance, and how much of it to load.
 
-        With a ``share``, documents behind the first ``front`` ones may be composed, and so much of them is computed
+        With a ``share``, documents after the first ``front`` ones may be composed, and so much of them is computed
         again.
         """
         gpu = self._tiers.gpu(instance)

@@ -1,6 +1,6 @@
 """Compose: answers of composed prompts against those of full prefills, by task, method and share.
 
-Every chunk of a prompt but the first has KV that was computed behind another chunk, which the prompt does not have. A
+Every chunk of a prompt but the first has KV that was computed after another chunk, which the prompt does not have. A
 question is then answered over the KV of a full prefill, and after each way to compose it. All answers are greedy. The
 baseline is the full prefill; the way ``full`` is another one, which shows how much of a difference is rounding.
 
@@ -52,7 +52,7 @@ class ComposedPlans:
     """Plans for prompts that begin with the same segments: the system prompt and documents, which are donated.
 
     Each document but the first has KV that was computed elsewhere, as in prompts that were asked before: by turns right
-    behind the system prompt, and behind a ``neighbour`` that the prompts do not have. The documents as they stand in
+    after the system prompt, and after a ``neighbour`` that the prompts do not have. The documents as they stand in
     the prompts have KV, too, for ``full``. All of it is in host memory, whose pages have ``page_tokens`` tokens.
     """
 

@@ -114,7 +114,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(full: Sequence[TokenLogprob], other: Sequence[TokenLogprob]) -> Agreement:
-    """Compare answers up to the first token that differs: behind it, they continue different texts."""
+    """Compare answers up to the first token that differs: after it, they continue different texts."""
     agreed, divergences = 0, []
     for exact, found in zip(full, other, strict=False):
         divergences.append(_divergence(exact.alternatives, found.alternatives))

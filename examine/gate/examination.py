@@ -125,11 +125,11 @@ class FactPlans:
         return self._path.plan(self._question, None, Tier.GPU)
 
     def self_attention(self) -> PrefillPlan:
-        """A plan for the paths in full, behind the system prompt's KV."""
+        """A plan for the paths in full, after the system prompt's KV."""
         return self._planned(self.in_full)
 
     def dependency(self, positions: TreePositions, *, reuse: bool, blind: bool = False) -> PrefillPlan:
-        """A plan for the trees, behind the system prompt's KV. ``blind`` branches do not attend to that."""
+        """A plan for the trees, after the system prompt's KV. ``blind`` branches do not attend to that."""
         front = 0 if blind else self.trees.front
         trees = msgspec.structs.replace(self.trees, front=front, positions=positions, reuse=reuse)
         return msgspec.structs.replace(self._planned(self._in_trees), trees=trees)

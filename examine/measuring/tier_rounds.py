@@ -33,7 +33,7 @@ def round_segments(number: int, documents: int, document_tokens: int, block_toke
 
 
 async def plain_round(plain: VllmEngine, path: KvPath) -> dict[str, Generation]:
-    """Return the first question behind a prefix (``plain``), and a later one (``floor``), in vLLM without connector."""
+    """Return the first question after a prefix (``plain``), and a later one (``floor``), in vLLM without connector."""
     took = {"plain": await generate(plain, _new(path, "first", None, None), Sampling(1))}
     took["floor"] = await _median_of(plain, path, None)
     return took
@@ -102,7 +102,7 @@ def read_rate(file: Path, size: int) -> float:
 
 
 async def _median_of(engine: VllmEngine, path: KvPath, tier: Tier | None) -> Generation:
-    """Return the median of several questions behind KV that stays in place."""
+    """Return the median of several questions after KV that stays in place."""
     came = [await generate(engine, _new(path, "second", tier, tier), Sampling(1)) for _ in range(SHORT_SAMPLES)]
     return sorted(came, key=lambda generation: generation.ttft_ms)[SHORT_SAMPLES // 2]
 

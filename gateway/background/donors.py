@@ -25,7 +25,7 @@ _PAGE = 100
 
 
 class Donor(NamedTuple):
-    """The last of ``chunks``, computed behind the others. Their store had them at a ``revision``."""
+    """The last of ``chunks``, computed after the others. Their store had them at a ``revision``."""
 
     tenant: str
     chunks: tuple[Chunk, ...]
@@ -40,7 +40,7 @@ class Donor(NamedTuple):
 class Donors:
     """Finds the donors of documents, and prefills them while no query runs, as far as the tiers have room.
 
-    Each chunk but a document's first is computed behind that one: KV that has seen other text answers better in a
+    Each chunk but a document's first is computed after that one: KV that has seen other text answers better in a
     composed prompt than KV that has seen none (docs/composition.md).
     """
 

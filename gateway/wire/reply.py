@@ -160,7 +160,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """The prompt's tokens that were not simply computed.
 
-    ``cached_tokens`` had KV behind the same documents, ``composed_tokens`` behind others. ``recomputed_tokens`` had
+    ``cached_tokens`` had KV after the same documents, ``composed_tokens`` after others. ``recomputed_tokens`` had
     that too, and were computed again.
     """
 

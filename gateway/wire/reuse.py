@@ -13,11 +13,11 @@ FactsAttention: TypeAlias = Literal["self", "dependency"]
 """How a prompt attended to its facts of a graph: to every path in full, or within trees."""
 
 Approximation: TypeAlias = Literal["composing", "dependency"]
-"""How KV differs from that of a full prefill: documents were computed behind other ones, or facts stand in trees."""
+"""How KV differs from that of a full prefill: documents were computed after other ones, or facts stand in trees."""
 
 
 def reuse_class(prefill: PrefillResult) -> ReuseClass:
-    """``composed`` if any KV was computed behind other documents, ``exact`` if some of the prompt was cached."""
+    """``composed`` if any KV was computed after other documents, ``exact`` if some of the prompt was cached."""
     if prefill.composed_tokens or prefill.recomputed_tokens:
         return "composed"
     return "exact" if prefill.cached_tokens else "none"

@@ -148,7 +148,7 @@ class AttentionLayer:
         self.shape = places.shape
         cache: torch.Tensor = module.kv_cache
         self.dtype = cache.dtype
-        # Backends put the blocks first, or second behind K and V.
+        # Backends put the blocks first, or second after K and V.
         self._cache = cache.movedim(list(cache.shape).index(num_blocks), 0)
         self._in_page = LayerCodec(places.shape, places.in_page, cache.device)
         self._in_block = LayerCodec(places.shape, places.in_block, cache.device)

@@ -123,9 +123,9 @@ class Deviation:
 
 
 class Task(NamedTuple):
-    """A prompt to compose up to ``end``. The engine computes what is behind, with the question.
+    """A prompt to compose up to ``end``. The engine computes what follows, with the question.
 
-    Its first ``exact`` tokens are in place. ``donated`` is the KV of its documents. What else is behind the exact
+    Its first ``exact`` tokens are in place. ``donated`` is the KV of its documents. What else follows the exact
     tokens is computed. ``method`` names the selector, and ``share`` is how much of the donated tokens it may select.
     The prompt is given up if these tokens deviate by more than ``bound``.
     """

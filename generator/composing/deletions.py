@@ -25,7 +25,7 @@ class Deletions:
         self._last.append(is_deleted)
 
     def left_since(self, count: int, namespace: str, contents: Collection[str]) -> Collection[str] | None:
-        """What the deletions behind the first ``count`` have left of the contents, as ``left_by`` says.
+        """What the deletions after the first ``count`` have left of the contents, as ``left_by`` says.
 
         None, too, if not all of these deletions are remembered.
         """

@@ -91,7 +91,7 @@ class PartialForward:
         """Compute runs of a prompt, and write their keys and values into its blocks.
 
         ``token_ids`` are the prompt's, ``blocks`` the numbers of its blocks in order, and ``runs`` ascend. A run
-        attends to its ``attended`` blocks, by default to all up to its end. Returns the tokens' hidden states behind
+        attends to its ``attended`` blocks, by default to all up to its end. Returns the tokens' hidden states after
         the last layer, or None if a hook has ended the pass.
         """
         positions = positions_of(runs, self.device)

@@ -71,7 +71,7 @@ class DonorPages(_Read):
 class Load:
     """What one request loads in the background. It may take several steps, in which other requests go on.
 
-    ``copies`` are made out of held blocks of the same engine. If there is a ``composition`` behind the load, ``donors``
+    ``copies`` are made out of held blocks of the same engine. If there is a ``composition`` after the load, ``donors``
     are read into memory for it.
     """
 
@@ -136,10 +136,10 @@ class Load:
 class Composition:
     """A request's KV to compose in its ``blocks``, up to ``end``, once its load is done.
 
-    The first ``exact`` of its ``token_ids`` have their KV. Behind them stand documents, those of the ``donors`` and
+    The first ``exact`` of its ``token_ids`` have their KV. After them stand documents, those of the ``donors`` and
     others, which are computed. ``recompute`` says which donated tokens are computed again; there are none without it.
-    If there are ``trees``, they stand behind the documents, in a ``namespace``, and their KV is computed or taken from
-    earlier prompts. The engine itself computes what is behind ``end``, with the question from ``question`` on.
+    If there are ``trees``, they come after the documents, in a ``namespace``, and their KV is computed or taken from
+    earlier prompts. The engine itself computes what follows ``end``, with the question from ``question`` on.
     """
 
     token_ids: tuple[int, ...]
@@ -193,7 +193,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Purge:
-    """Deletes documents, and everything computed behind them, from ``tiers`` below the GPU, and what composing keeps.
+    """Deletes documents, and everything computed after them, from ``tiers`` below the GPU, and what composing keeps.
 
     ``contents`` are content hashes by namespace; None means everything in the namespaces that end with ``of``.
     """
@@ -209,7 +209,7 @@ class Purge:
         return self.contents is None and not self.of
 
     def covers(self, namespace: str, path: tuple[str, ...]) -> bool:
-        """Whether a node is one of the documents, or stands behind one."""
+        """Whether a node is one of the documents, or comes after one."""
         if self.contents is None:
             return namespace.endswith(self.of)
         return not self.contents.get(namespace, frozenset()).isdisjoint(path)

@@ -122,7 +122,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's jobs, and start its loads, which run beside the step's forward pass.
 
-        vLLM calls ``start_load_kv`` too late for them: behind the forward pass, which a CPU computes at once.
+        vLLM calls ``start_load_kv`` too late for them: after the forward pass, which a CPU computes at once.
         """
         super().bind_connector_metadata(connector_metadata)
         self._transfers_started = False

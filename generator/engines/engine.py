@@ -20,7 +20,7 @@ class Engine(Generator, Protocol):
         """Abort what runs and free the device. Idempotent."""
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Measure one prefill of ``new_tokens`` arbitrary tokens behind ``cached_tokens``.
+        """Measure one prefill of ``new_tokens`` arbitrary tokens after ``cached_tokens``.
 
         Meant for an idle engine: it competes with running streams.
         """

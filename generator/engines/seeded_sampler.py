@@ -1,6 +1,6 @@
 """Draws the tokens of seeded requests on a CPU, as a logits processor of vLLM.
 
-vLLM gives a seeded request a generator of random numbers, which it turns back behind each step of a prefill but the
+vLLM gives a seeded request a generator of random numbers, which it turns back after each step of a prefill but the
 last. A CPU's generator cannot be turned back, so the engine would die. Here a token's random numbers come from the
 seed and from the token's position, as in vLLM's newer model runner for GPUs. So nothing has to be turned back: an
 answer depends neither on the steps of its prefill nor on a preemption or a failed load.
@@ -24,7 +24,7 @@ class SeededSampler(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM is un
     """Leaves one token to each request with a seed: vLLM then samples that."""
 
     def is_argmax_invariant(self) -> bool:
-        """True: vLLM then calls it behind temperature, penalties and min_p, and never for greedy requests."""
+        """True: vLLM then calls it after temperature, penalties and min_p, and never for greedy requests."""
         return True
 
     def new_req_logits_processor(self, params: "SamplingParams") -> "SeededDraw | None":

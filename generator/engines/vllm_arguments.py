@@ -148,9 +148,9 @@ def _with_prompt_layout(arguments: dict[str, Any], settings: GeneratorSettings, 
 
 
 def _with_seeded_sampler(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the sampler of seeded requests on CPUs, behind the user's own logits processors.
+    """The arguments with the sampler of seeded requests on CPUs, after the user's own logits processors.
 
-    vLLM takes none beside speculative decoding. Log probabilities behind all processors would be those of its choice.
+    vLLM takes none beside speculative decoding. Log probabilities after all processors would be those of its choice.
     """
     if arguments.get("speculative_config") or str(arguments.get("logprobs_mode", "")).startswith("processed"):
         return arguments

@@ -140,7 +140,7 @@ class VllmEngine:
         return await self._parts().orders.residency()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Time one token's generation behind a prompt of which vLLM has cached the first ``cached_tokens``.
+        """Time one token's generation after a prompt of which vLLM has cached the first ``cached_tokens``.
 
         vLLM caches whole blocks, so up to one block less is really cached.
         """

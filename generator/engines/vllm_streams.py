@@ -190,7 +190,7 @@ class PlanStreams:
         )
         if self._router is None or report is None:
             return result
-        # The report leaves the engine together with the token, and is routed right behind it.
+        # The report leaves the engine together with the token, and is routed right after it.
         await asyncio.wait({report}, timeout=_REPORT_WAIT_S)
         if not report.done():
             log.warning("prefill_not_reported", query_id=plan.query_id)

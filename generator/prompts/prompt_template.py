@@ -2,7 +2,7 @@
 
     [system prompt, preamble] [document 1] ... [document k] [facts] [conversation]
 
-Facts are the paths of a collection's graph. They differ from question to question. So they stand behind the documents,
+Facts are the paths of a collection's graph. They differ from question to question. So they come after the documents,
 whose KV is kept.
 
 The default system prompt and the preamble, which opens the user's turn, are the options ``generator.system_prompt`` and
@@ -31,7 +31,7 @@ class TextPart(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The parts of a prompt in front of the documents and behind them."""
+    """The parts of a prompt before the documents and after them."""
 
     system: list[TextPart]
     question: list[TextPart]
@@ -54,7 +54,7 @@ class PromptTemplate:
         return ["Facts:\n", *(f"{' '.join(path.split())}\n" for path in paths), "\n"]
 
     def frame(self, messages: Sequence[ChatMessage], preamble: bool = True) -> Frame:
-        """The text around the documents. They stand behind the preamble, if there is one, before the first turn's text.
+        """The text around the documents. They come after the preamble, if there is one, before the first turn's text.
 
         A system or developer message at the start of the conversation replaces the default system prompt. Raises
         InvalidRequest if the last message is not the user's, or if the chat template refuses the conversation.

@@ -33,7 +33,7 @@ _PLAIN = b"t"
 _BLOCK = 4096
 _MAGIC = b"RAGTREE2"
 _DOOR = 1 << 40
-"""The byte, behind the end of any file, that is locked while the file is made or attached."""
+"""The byte, after the end of any file, that is locked while the file is made or attached."""
 
 PAGE_HEADER = np.dtype(
     [

@@ -1,6 +1,6 @@
 """One node's KV in a file of the format of ``node_format``.
 
-The pages are written first, behind the header's place, and the header is written last.
+The pages are written first, after the header's place, and the header is written last.
 """
 
 import os

@@ -36,7 +36,7 @@ class ObjectReader:
         self._fetched = np.empty((0, page_bytes), np.uint8)
 
     def page(self, index: int) -> Page:
-        """Page ``index``, with its checksum verified. Fetches those behind it, too. Raises KvBroken or IndexError."""
+        """Page ``index``, with its checksum verified. Fetches those after it, too. Raises KvBroken or IndexError."""
         row = index - self._first
         if not 0 <= row < len(self._fetched):
             count = min(self._at_once, max(1, len(self._header.checksums) - index))
@@ -80,7 +80,7 @@ class ObjectReader:
 
 
 class ObjectWriter(OrderedWriter):
-    """A writer whose pages are filled in place, behind the header, which has their checksums.
+    """A writer whose pages are filled in place, after the header, which has their checksums.
 
     So the whole node is in memory until it is uploaded: an upload begins with the header.
     """

@@ -135,7 +135,7 @@ def _typed(path: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What has failed, without what is private: the end of the library's text, and the kinds of errors behind it."""
+    """What has failed, without what is private: the end of the library's text, and the kinds of its causes."""
     text, _, details = str(error).partition("\n")
     reason = _PRIVATE.sub("", text).rpartition(" - ")[2][:_LONGEST_REASON].strip(" :")
     kinds = ", ".join(dict.fromkeys(_KIND.findall(details)))

@@ -69,7 +69,7 @@ class GroupReader:
         self._attempts.forget(transaction, chunk_ids)
 
     def stored(self) -> None:
-        """Go on behind the current group."""
+        """Go on after the current group."""
         self._current = None
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class PieceStarts:
 
     ``offsets`` ascend and hold the part that has been read and not dropped. Memory depends on that part and on the
     window, not on the text. The offsets are those of one pass over the text if each window has a space or line feed
-    behind a word in its last quarter, or if the tokenizer reads from left to right.
+    after a word in its last quarter, or if the tokenizer reads from left to right.
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str, window: int = WINDOW) -> None:

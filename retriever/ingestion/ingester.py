@@ -64,7 +64,7 @@ class Ingester:
 
     Tenants take turns. A group has documents of one tenant, in order of arrival.
 
-    A document that is too long for a group is prepared in parts, between which groups of short documents behind it are
+    A document that is too long for a group is prepared in parts, between which groups of short documents after it are
     ingested. An attempt at each document is recorded before it begins. A document that a process did not survive is
     tried alone, and fails after ``MOST_ATTEMPTS`` of them.
     """

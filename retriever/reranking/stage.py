@@ -147,7 +147,7 @@ class RerankStage:
 
 
 def _best(found: CandidateSet, top_k: int) -> CandidateSet:
-    """The first ``top_k`` documents of a set, as a provisional one with another stage behind it."""
+    """The first ``top_k`` documents of a set, as a provisional one with another stage after it."""
     return replace(first(found, top_k), of=found.of + 1, final=False)
 
 

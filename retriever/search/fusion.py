@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Hit(NamedTuple):
-    """A hit's score in the result, and behind it those of its rankings; None if it is not among their best."""
+    """A hit's score in the result, and after it those of its rankings; None if it is not among their best."""
 
     score: float
     dense: float | None

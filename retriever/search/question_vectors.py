@@ -33,7 +33,7 @@ class QuestionVectors:
         return unit_rows(np.stack(vectors).mean(0, keepdims=True)).reshape(-1)
 
     def in_context(self) -> Vector:
-        """The vector of the query behind its context, [dimension]."""
+        """The vector of the query after its context, [dimension]."""
         return self._of(self._request.in_context)[0]
 
     def _of(self, *texts: str) -> list[Vector]:

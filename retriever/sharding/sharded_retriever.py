@@ -156,7 +156,7 @@ class ShardedRetriever:
         return merged_job(await self._shards.call(named, lambda part, shard: shard.get_job(tenant, named[part])))
 
     async def orphans_of(self, tenant: str, collection: str, document_id: str) -> Sequence[Orphan]:
-        """Return the orphans that a document left behind when it was deleted or replaced."""
+        """Return the orphans that a document left when it was deleted or replaced."""
         shard = self._shard_of(tenant, collection, document_id)
         found = await self._shards[shard].orphans_of(tenant, collection, document_id)
         return globally_numbered(found, shard, len(self._shards))

@@ -196,7 +196,7 @@ def pin(
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pin a cached document, which keeps it from eviction, as the first document behind the system prompt."""
+    """Pin a cached document, which keeps it from eviction, as the first document after the system prompt."""
     body = {"document_id": document, "collection": collection, "tenant": tenant, "pinned": not unpin}
     receipt = connect_as_admin(url, admin_key).pin(body)
     if as_json:

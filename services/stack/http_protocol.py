@@ -81,7 +81,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_arrived()
         self.open_connections.busy(self.transport)
         super().on_headers_complete()
-        # Until the body has arrived. If it is answered before that, nobody reads on to find the next request behind it.
+        # Until the body has arrived. If it is answered before that, nobody reads on to find the next request after it.
         self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
 
     def on_body(self, body: bytes) -> None:

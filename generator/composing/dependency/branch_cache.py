@@ -103,7 +103,7 @@ class _Kept:
 
 
 class BranchCache:
-    """Branches' KV in ``memory``, each behind its parent. One thread uses it, in the same order on each rank.
+    """Branches' KV in ``memory``, each after its parent. One thread uses it, in the same order on each rank.
 
     Plans say what leaves (``drop``). If that does not make the room, the leaf whose last use is the longest ago leaves.
     """
@@ -140,7 +140,7 @@ class BranchCache:
     def add(self, namespace: str, branches: Sequence[PromptBranch], computed: TokenKv, deletions: int) -> None:
         """Keep a prompt's branches, in pre-order, as far as there is room. One whose parent is not kept is left out.
 
-        ``computed`` is the KV of the tokens that the prompt has computed. What was deleted behind so many ``deletions``
+        ``computed`` is the KV of the tokens that the prompt has computed. What was deleted after so many ``deletions``
         is not kept.
         """
         branches = self._not_deleted(namespace, branches, deletions)

@@ -77,7 +77,7 @@ class TreePass(NamedTuple):
     """A pass's tokens in groups of one size, each with the keys that any of its tokens attends to.
 
     ``context`` are the places, in the prompt with these ``blocks``, of the keys that are read from the KV cache. The
-    pass's own keys are numbered behind them. ``chosen`` [groups, keys] has the numbers of each group's keys. ``mask``
+    pass's own keys are numbered after them. ``chosen`` [groups, keys] has the numbers of each group's keys. ``mask``
     [groups, tokens, keys] is 0 where a token attends to a key of its group, and minus infinity elsewhere.
 
     Groups are consecutive. The last one is padded with tokens that do not exist, and all are padded with keys that

@@ -22,7 +22,7 @@ class Content(NamedTuple):
 class ComposedPrompt(NamedTuple):
     """A prompt in an engine's ``blocks``: ``documents`` have KV that was computed elsewhere, moved to its positions.
 
-    ``token_ids`` are the prompt's. The ``question`` stands behind all documents; its KV is not there yet, and may have
+    ``token_ids`` are the prompt's. The ``question`` comes after all documents; its KV is not there yet, and may have
     no blocks. One block more than the documents need is there to write to. ``contents``
     name the documents. Before the prompt was begun, documents were deleted ``deletions`` times. ``scores`` are those of
     each position in front of the question, if a selector computes them beside the engine.
@@ -63,7 +63,7 @@ class Selector(ABC):
     def select(self, prompt: ComposedPrompt, budget: int) -> Selection:
         """Select ``budget`` tokens at most.
 
-        May write KV behind the last document, up to the end of ``ComposedPrompt.blocks``, but nothing else.
+        May write KV after the last document, up to the end of ``ComposedPrompt.blocks``, but nothing else.
         """
 
     def scores_beside(self, prompt: ComposedPrompt) -> Future[torch.Tensor] | None:  # noqa: ARG002

@@ -12,13 +12,13 @@ from generator.composing.runs import WINDOW, Run, best, windows
 from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 
 _AROUND = 8
-"""Tokens before and behind a token that share its score: what is attended to is understood by its sentence."""
+"""Tokens before and after a token that share its score: what is attended to is understood by its sentence."""
 
 
 class QuestionAttention(Selector):
     """Runs the question over the composed KV, and selects the windows around what it attends to.
 
-    It runs the last ``asked_tokens`` of the question at most, as if they stood right behind the documents. They select
+    It runs the last ``asked_tokens`` of the question at most, as if they stood right after the documents. They select
     as well as all of them, and a conversation in front of them would cost more than selecting saves.
 
     A token's score in a layer is the highest attention of any question token in any head: few heads look facts up, and

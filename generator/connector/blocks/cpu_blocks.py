@@ -40,7 +40,7 @@ class CpuBlocks(PagedBlocks):
         return f"cpu-{torch.get_num_threads()}"
 
     def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros behind its first ``tokens`` tokens."""
+        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens."""
         for flat, span in zip(self._flat, self._spans, strict=True):
             page[span] = flat[block]
         self._clear_behind(tokens, page)
@@ -114,7 +114,7 @@ class NeutralCpuBlocks(CpuBlocks):
         return self._order.places
 
     def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros behind its first ``tokens`` tokens."""
+        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens."""
         own = self._buffer[0]
         super().read(block, own, tokens)
         self._order.to_neutral(own, page)

@@ -37,7 +37,7 @@ class CudaBlocks(PagedBlocks):
         return self._copies.device_name
 
     def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros behind its first ``tokens`` tokens."""
+        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens."""
         if not self._copies.is_pinned(page):
             pinned = self._path.page()
             self._save(block, pinned)

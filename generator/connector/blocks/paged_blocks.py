@@ -120,7 +120,7 @@ class PagedBlocks(ABC):
 
     @abstractmethod
     def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros behind its first ``tokens`` tokens.
+        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens.
 
         Pinned memory is filled once ``finish`` has returned; any other memory is filled when the call returns.
         """
@@ -174,7 +174,7 @@ class PagedBlocks(ABC):
         """Numbers as a tensor where the blocks are. The engine's thread makes some in a step, so this must not wait."""
 
     def _clear_behind(self, tokens: int, page: Page) -> None:
-        """Fill ``page`` with zeros behind its first ``tokens`` tokens."""
+        """Fill ``page`` with zeros after its first ``tokens`` tokens."""
         if tokens < self.page_tokens:
             page.view(f"u{self.dtype.itemsize}")[self._token_of >= tokens] = 0
 
@@ -186,7 +186,7 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
         raise ConfigError(
             f"the KV cache of layer {name} has shape {tuple(cache.shape)}, without a dimension of {num_blocks} blocks"
         )
-    # Backends put the blocks first, or second behind K and V.
+    # Backends put the blocks first, or second after K and V.
     return cache.movedim(dims[0], 0)
 
 

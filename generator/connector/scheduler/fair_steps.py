@@ -49,7 +49,7 @@ class FairSteps:
         self._scheduler.long_prefill_token_threshold = self._bounded(len(prefilling)) if others else self._most
 
     def end(self) -> None:
-        """Learn from the oldest step under way, which ends. It was computed behind those before it."""
+        """Learn from the oldest step under way, which ends. It was computed after those before it."""
         begun, tokens = self._steps.popleft()
         now = self._clock()
         if tokens >= _LEAST_TOKENS:

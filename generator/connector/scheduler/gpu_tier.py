@@ -20,7 +20,7 @@ _MOST_SPARE = 64
 
 
 class _Held:
-    """A held node: its blocks in the order of its pages, and the held nodes right behind it."""
+    """A held node: its blocks in the order of its pages, and the held nodes right after it."""
 
     __slots__ = ("blocks", "children", "node", "parent")
 
@@ -35,7 +35,7 @@ class GpuTier:
     """Holds references to the blocks of nodes in the engine's block pool.
 
     vLLM finds full blocks by their hashes on its own; a reference keeps them from being reused. Two nodes that share a
-    block both hold it. Releasing a node releases the nodes behind it, which are of no use without it. Not thread-safe:
+    block both hold it. Releasing a node releases the nodes after it, which are of no use without it. Not thread-safe:
     use it on the thread of the engine's scheduler.
     """
 
@@ -44,7 +44,7 @@ class GpuTier:
         self._held: dict[str, _Held] = {}
         # How many held nodes hold a block.
         self._holders: Counter[int] = Counter()
-        # The held nodes without a held node behind them, the next one to release first.
+        # The held nodes without a held node after them, the next one to release first.
         self._leaves: OrderedDict[str, None] = OrderedDict()
         self._pool: BlockPool | None = None
 
@@ -98,7 +98,7 @@ class GpuTier:
         return all(self.pool.blocks[block].block_hash is not None for block in blocks[:whole])
 
     def release(self, key: str) -> list[str]:
-        """Release a node and all nodes behind it. Returns their keys: none if the node is not held."""
+        """Release a node and all nodes after it. Returns their keys: none if the node is not held."""
         released: list[str] = []
         held = self._held.pop(key, None)
         if held is None:
@@ -110,7 +110,7 @@ class GpuTier:
             siblings = self._held[held.parent].children
             siblings.discard(key)
             if not siblings:
-                # The parent is at least as old as what stood behind it.
+                # The parent is at least as old as what followed it.
                 self._leaves[held.parent] = None
                 self._leaves.move_to_end(held.parent, last=False)
         self.give_back(held.blocks)
@@ -278,7 +278,7 @@ class BlockOwners:
         self._owners.update({block: (prompt, index) for index, block in enumerate(blocks)})
 
     def forget(self, purge: Purge, running: Collection[PlannedRequest]) -> None:
-        """Delete documents, and all that was computed behind them, from the GPU tier and the engine's prefix cache."""
+        """Delete documents, and all that was computed after them, from the GPU tier and the engine's prefix cache."""
         for key in self._gpu.matching(purge.covers):
             self._gpu.release(key)
         gone: list[int] = []

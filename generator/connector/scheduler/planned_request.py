@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Offer(NamedTuple):
     """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``.
 
-    If there are ``donated`` nodes, the tokens behind ``nodes``, up to the last donated one's end, are composed or
+    If there are ``donated`` nodes, the tokens after ``nodes``, up to the last donated one's end, are composed or
     computed, also in the background. So is what stands in front of the prompt's ``trees``, and these.
     """
 
@@ -48,7 +48,7 @@ class PlannedRequest:
     - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
     - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
     - ``reported``: whether the request's prefill has been reported.
-    - ``composed``: how the request was composed, if it was. ``composing``: whether that was begun behind the last load.
+    - ``composed``: how the request was composed, if it was. ``composing``: whether that was begun after the last load.
       ``not_composed``: whether it failed.
     """
 
@@ -104,7 +104,7 @@ class PlannedRequest:
         return self.plan.nodes[index]
 
     def make_offer(self, local: int, held: Container[str]) -> Offer:
-        """Set ``offer`` to what can be loaded behind the first ``local`` tokens; ``held`` are the GPU tier's nodes."""
+        """Set ``offer`` to what can be loaded after the first ``local`` tokens; ``held`` are the GPU tier's nodes."""
         found = self.loadable(local, held)
         # The last token of a prompt is always computed: the next token is sampled from it.
         last: int = self.request.num_tokens - 1
@@ -130,8 +130,8 @@ class PlannedRequest:
     def loadable(self, local: int, held: Container[str]) -> list[int]:
         """The nodes, by index, to load so that everything the plan calls cached is used.
 
-        The nodes are consecutive and end behind the first ``local`` tokens. The first missing copy ends the list,
-        because nothing behind it is of use. ``held`` are the keys of the nodes in the GPU tier.
+        The nodes are consecutive and end after the first ``local`` tokens. The first missing copy ends the list,
+        because nothing after it is of use. ``held`` are the keys of the nodes in the GPU tier.
         """
         found = []
         for index, node in enumerate(self.nodes):
@@ -150,7 +150,7 @@ class PlannedRequest:
         return copy.tier is not Tier.GPU or copy.node in held
 
     def _donated(self, exact: int, held: Container[str]) -> list[int]:
-        """The nodes, by index, behind the first ``exact`` ones whose donors can be read now."""
+        """The nodes, by index, after the first ``exact`` ones whose donors can be read now."""
         if self.plan.recompute is None or not self._can_compose:
             return []
         return [
@@ -243,7 +243,7 @@ class PlannedRequest:
         self.exact = front if self.offer.composes else self.cached
 
     def limit_cached(self, tokens: int) -> None:
-        """Count at most the first ``tokens`` tokens as cached: the engine computes what stands behind them."""
+        """Count at most the first ``tokens`` tokens as cached: the engine computes what follows them."""
         self.cached = min(self.cached, tokens)
 
     def has_reached(self, index: int, tokens: int) -> bool:

@@ -114,7 +114,7 @@ class SchedulerSide:
             self._transfers.open_message(message.name, numbers, whole=False)
 
     def match(self, request: "Request", local: int) -> tuple[int | None, bool]:
-        """The number of tokens to load behind the first ``local``, and whether they load in the background.
+        """The number of tokens to load after the first ``local``, and whether they load in the background.
 
         The number is None while one of the copies is still being written. vLLM may ask several times: asking has no
         side effect but the offer.
@@ -169,7 +169,7 @@ class SchedulerSide:
         if request.num_output_tokens:
             self._prefilled(state)
         elif state.plan.speculative:
-            # Tokens computed behind the loaded ones prove that the load was good.
+            # Tokens computed after the loaded ones prove that the load was good.
             computed: int = request.num_computed_tokens
             state.reached = computed if computed > state.cached else 0
             if state.reached:
@@ -318,7 +318,7 @@ class SchedulerSide:
                 self._transfers.cannot_save(name, node.key, planned.saved_to)
             return
         blocks = state.node_blocks(index)
-        # A request that was preempted behind its first token has no blocks any more.
+        # A request that was preempted after its first token has no blocks any more.
         there = state.has_blocks(index)
         if planned.kept is Tier.GPU and there and self._gpu.can_be_found(node, blocks):
             self._gpu.hold(node, state.parent(index), state.blocks)

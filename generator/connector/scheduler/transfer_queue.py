@@ -210,7 +210,7 @@ class TransferQueue:
         self._queued.append(transfer)
 
     def _release(self, key: str) -> None:
-        """Release a node from the GPU tier as ordered. The nodes behind it go too, and count as lost."""
+        """Release a node from the GPU tier as ordered. The nodes after it go too, and count as lost."""
         for released in self._gpu.release(key):
             if released != key:
                 self._lost.add(released, Tier.GPU)

@@ -167,7 +167,7 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
 
     A file may lie on the disk for long before it is used again, so the operating system need not have it in memory.
 
-    Loads at most ``most_pages`` pages, into the blocks behind the first.
+    Loads at most ``most_pages`` pages, into the blocks after the first.
     """
     count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
     try:

@@ -40,14 +40,14 @@ class Movers:
         self._closed = False
 
     def submit(self, job: Callable[[], None], touches: Iterable[Hashable], uses_disk: bool) -> None:
-        """Run a job behind earlier ones that touch any of the same things."""
+        """Run a job after earlier ones that touch any of the same things."""
         things = tuple(touches)
         with self._lock:
             earlier = {self._last[thing] for thing in things if thing in self._last}
             self._start(job, earlier, things, self._disk if uses_disk else self._host)
 
     def submit_alone(self, job: Callable[[], None]) -> None:
-        """Run a job behind all earlier ones, and all later ones behind it."""
+        """Run a job after all earlier ones, and all later ones after it."""
         with self._lock:
             alone = self._start(job, set(self._open), (), self._disk)
             self._start(_nothing, {alone}, (), self._host)

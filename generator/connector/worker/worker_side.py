@@ -97,11 +97,11 @@ class WorkerSide:
             if self._compositions is not None:
                 # At once: each rank must have the same branches when it composes the next prompt.
                 self._compositions.forget(purge)
-            # Behind the transfers under way, so that the purge also deletes the copies that they make.
+            # After the transfers under way, so that the purge also deletes the copies that they make.
             work = partial(self._jobs.purge, purge)
             self._movers.submit_alone(self._job("purged", purge.number, work, 1, "documents_not_purged"))
         for name in jobs.inquiries:
-            # Behind everything under way, so that the answer includes it.
+            # After everything under way, so that the answer includes it.
             self._movers.submit_alone(self._job("held", name, self._jobs.held, {}, "tier_not_listed"))
 
     def pause(self, jobs: StepJobs) -> None:

@@ -64,7 +64,7 @@ def _sentences(text: str) -> list[tuple[int, int]]:
 
 @cache
 def _splitter() -> Language:
-    """Splits at full stops, but not behind abbreviations. It has no model."""
+    """Splits at full stops, but not after abbreviations. It has no model."""
     splitter = spacy.blank("en")
     splitter.add_pipe("sentencizer")
     return splitter
