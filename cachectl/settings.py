@@ -65,7 +65,7 @@ class ControllerSettings(BaseModel):
     )
     reuse: Reuse = Field(
         Reuse.EXACT,
-        description="Which KV a prompt may use: exact, only what was computed behind the same documents; composed, "
+        description="Which KV a prompt may use: exact, only what was computed after the same documents; composed, "
         "also what was computed elsewhere, with a share of it computed again; auto, composed where that has passed "
         "its gate.",
     )

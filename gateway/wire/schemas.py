@@ -209,8 +209,8 @@ class AnswerBody(SearchBody, ContextFields):
     document_order: DocumentOrder | None = None
     reuse: Reuse | None = Field(
         default=None,
-        description="`exact`: only KV that was computed behind the same documents. `composed`: also KV that was "
-        "computed behind others, with a share of it computed again. `auto`: composed where that has passed its gate.",
+        description="`exact`: only KV that was computed after the same documents. `composed`: also KV that was "
+        "computed after others, with a share of it computed again. `auto`: composed where that has passed its gate.",
     )
     recompute_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="The share of composed documents' tokens that is computed again."
@@ -296,7 +296,7 @@ class PrecomputeBody(BaseModel):
         default=None, description="First, this number of the most frequent sequences of documents in the query log."
     )
     donors: StrictBool = Field(
-        default=True, description="Every chunk, behind the first chunk of its document, as after ingestion."
+        default=True, description="Every chunk, after the first chunk of its document, as at ingestion."
     )
 
     @model_validator(mode="after")

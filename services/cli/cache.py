@@ -144,7 +144,7 @@ def precompute(
         bool,
         typer.Option(
             "--donors/--no-donors",
-            help="Compute every chunk, behind the first one of its document, so that prompts can be composed of them.",
+            help="Compute every chunk, after the first one of its document, so that prompts can be composed of them.",
         ),
     ] = True,
     follow: Annotated[
