@@ -159,7 +159,7 @@ class BranchTree:
 class KeptBranches:
     """The branches that each instance keeps, of at most ``room`` tokens, by a policy that ``create_policy`` creates.
 
-    The KV itself lies with the engines, which drop what a plan tells them to. They find what they have, whatever is
+    The KV itself lies with the engines, which drop what a plan tells them to. They find what they have, not what is
     expected here. If their own room is short, they drop the least recently used branches. ``cost(cached, new)`` gives
     the seconds of a prefill.
     """
@@ -180,7 +180,7 @@ class KeptBranches:
     def keep(
         self, instance: str, namespace: str, branches: Sequence[KeyedBranch], question_tokens: int
     ) -> tuple[bytes, ...]:
-        """Note that an instance computes these branches, or uses them, in front of so many ``question_tokens``.
+        """Note that an instance computes these branches, or uses them, before a question of ``question_tokens``.
 
         They are in pre-order. Returns the keys of the branches that it drops for them.
         """

@@ -54,7 +54,7 @@ def _folder_name_of(file: Path) -> str:
 def _gguf_in(place: Path) -> Path | None:
     """The GGUF file that a path names: itself, or the only one of a folder that is no model folder. None: neither.
 
-    Raises ConfigError if such a folder has several.
+    Raises ConfigError if the folder has several.
     """
     if place.is_file():
         return place
@@ -254,7 +254,7 @@ def _convert_gguf(source: Path, target: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     _require_convertible(source)
-    # One bar is enough: that of the tensors, which has no switch of its own, and is drawn on terminals only
+    # One bar is enough: that of the tensors, which has no switch, and is drawn on terminals only
     # (services/__init__.py).
     disable_progress_bar()
     model, loaded = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder, not the hub

@@ -26,7 +26,7 @@ _STORES = {"s3": "bucket", "gs": "bucket", "az": "container", "file": "folder"}
 
 
 class ObjectStoreSettings(BaseModel):
-    """An object store that holds KV in the place of a folder. Its credentials come from the environment alone."""
+    """An object store that holds KV instead of a folder. Its credentials come from the environment alone."""
 
     model_config = ConfigDict(extra="forbid")
 

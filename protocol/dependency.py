@@ -67,7 +67,7 @@ class DependencyTrees(msgspec.Struct, frozen=True):
         return self.start + sum(branch.tokens for branch in self.branches)
 
     def check(self, prompt_tokens: int) -> None:
-        """Raise InvalidRequest unless the branches are trees in pre-order within a prompt of so many tokens."""
+        """Raise InvalidRequest unless the branches are trees in pre-order within a prompt of ``prompt_tokens``."""
         if not 0 <= self.front <= self.start or not self.start < self.end < prompt_tokens:
             raise InvalidRequest("dependency trees stand behind the prompt's front, and in front of its end", "trees")
         path: list[int] = []
@@ -82,7 +82,7 @@ class DependencyTrees(msgspec.Struct, frozen=True):
 class DepPrompt(msgspec.Struct, frozen=True):
     """A prompt's facts as dependency trees: the ``token_ids`` of their ``branches``, in pre-order.
 
-    They stand in the place of the prompt's segment of facts, which has every path in full. Its tokens ``behind`` the
+    They replace the prompt's segment of facts, which has every path in full. Its tokens ``behind`` the
     last path come after them.
     """
 

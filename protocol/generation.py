@@ -30,7 +30,7 @@ class Sampling(msgspec.Struct, frozen=True):
     ``logit_bias`` is added to the logits of tokens, by id. The answer follows ``json_schema``, a schema as JSON text.
     With ``repetition_detection``, an answer that loops ends.
     With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
-    With ``logprobs``, each step has its tokens and the natural logarithms of their probabilities, and those of so many
+    With ``logprobs``, each step has its tokens and the natural logarithms of their probabilities, and those of as many
     ``alternatives``.
     """
 

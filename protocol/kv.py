@@ -155,7 +155,7 @@ class KvMemory(msgspec.Struct, frozen=True):
     - ``device`` names what the engine computes on. Measured costs are valid for that device.
     - ``layout`` describes the engine's KV cache for people: attention backend, dtype, and the shape of a block.
     - ``shared`` names the host memory and disk tiers. Instances with the same name share them.
-    - ``disk`` names the disk tier, on whatever machine it is used. Instances with the same name share it. If it is
+    - ``disk`` names the disk tier on every machine that uses it. Instances with the same name share it. If it is
       empty, the disk has no other name than ``shared``.
     - ``peers`` says where these tiers are served to other locations, if they are.
     """

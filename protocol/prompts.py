@@ -33,7 +33,7 @@ class Segment(msgspec.Struct, frozen=True):
 class Prompt(msgspec.Struct, frozen=True):
     """The segments of one prompt: system, documents, question. The engine gets their concatenated ids.
 
-    Facts of a graph are a segment of their own in front of the question, of its kind. ``facts`` has the same as
+    Facts of a graph are a separate segment before the question, of its kind. ``facts`` has the same as
     dependency trees, if they are not ``in_trees`` already.
 
     ``dropped_documents`` counts the documents left out at the end because the model's context has no room for them.

@@ -13,7 +13,7 @@ from protocol.errors import RagtreeError
 log = structlog.get_logger(__name__)
 
 MOST_ATTEMPTS = 3
-"""Work is given up after this number of attempts, whatever ended them, and what follows it goes on."""
+"""Work is given up after this number of attempts, for any cause, and later work goes on."""
 
 K = TypeVar("K", bound=Hashable)
 

@@ -154,7 +154,7 @@ class CandidateSet(msgspec.Struct, frozen=True):
     ``scores`` are those that order the documents. In a dense search, they are inner products of unit vectors: cosines
     in [-1, 1]. In a sparse one, they are BM25 scores. In a hybrid one, they are weighted sums of both, and
     ``dense_scores`` and ``sparse_scores`` are those of both rankings. In a reranked set, ``scores`` are the reranker's,
-    and those of both rankings are there whatever the kind of search. Documents that the reranker did not score follow
+    and those of both rankings are there for every kind of search. Documents that the reranker did not score follow
     in the search's order, with the lowest of its scores.
 
     Only the last set of a search is ``final``. The first set of a hybrid search has been found by words alone, and

@@ -12,7 +12,7 @@ class Pace(NamedTuple):
 
     - ``retry_first_s``: the first pause before a group that failed is ingested, or read into the graph, again. Each
       pause is twice the previous one, up to ``retry_max_s``.
-    - ``group_documents``: the most documents that are ingested at once. ``group_bytes``: the largest size of such a
+    - ``group_documents``: the most documents that are ingested at once. ``group_bytes``: the largest size of a
       group, unless a single document is larger.
     """
 

@@ -22,7 +22,7 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
       tokens costs no more.
     - More cached tokens than the last point: along the slope of the last cell, or level if that is negative. Prefill is
       linear in cached tokens.
-    - More new tokens than the last point: as several prefills of so many tokens, each after those before. Prefill is
+    - More new tokens than the last point: as several prefills of that size, each after those before. Prefill is
       quadratic in new tokens, so a slope would be too low, and engines prefill long prompts in such steps.
 
     If the points never fall with more tokens, no time inside or outside does. If noise would break this outside, the
@@ -58,7 +58,7 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
         return self._in_steps(cached_tokens, steps) + self._interpolated(behind, new_tokens - steps * longest)
 
     def _in_steps(self, cached_tokens: int, steps: int) -> float:
-        """Seconds of so many prefills of the most measured new tokens, each after those before."""
+        """Seconds of ``steps`` prefills of the most measured new tokens, each after those before."""
         longest = self.new[-1]
         total = 0.0
         while steps:

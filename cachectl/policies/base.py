@@ -32,7 +32,7 @@ class Arrival(NamedTuple):
     capacity: int
 
 
-# Compiled by scripts/compile. This attribute lets interpreted classes derive from it all the same.
+# Compiled by scripts/compile. This attribute lets interpreted classes still derive from it.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplacementPolicy(ABC):
     """Ranks the copies of a tier cache: the leaf of lowest priority is evicted first.

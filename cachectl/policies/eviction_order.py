@@ -9,7 +9,7 @@ from mypy_extensions import mypyc_attr
 from cachectl.nodes.node import Copy
 
 
-# Compiled by scripts/compile. This attribute lets interpreted classes derive from it all the same.
+# Compiled by scripts/compile. This attribute lets interpreted classes still derive from it.
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionOrder(ABC):
     """The copies of a tier cache that may be evicted.

@@ -77,8 +77,8 @@ class GateFolder:
 class ReuseRule:
     """Decides by what a request asks for, and by ``reuse`` and ``share`` where it asks for nothing.
 
-    Nothing is composed if the engine cannot (``composable``), whatever is asked for. AUTO depends on whether composing
-    by ``method`` passes the ``gate``.
+    Nothing is composed if the engine cannot (``composable``), even if that is asked for. AUTO depends on whether
+    composing by ``method`` passes the ``gate``.
     """
 
     def __init__(self, reuse: Reuse, share: float, method: str, gate: Gate, *, composable: bool) -> None:

@@ -187,7 +187,7 @@ class DeletionFence:
         new_here = self.started and known is not None and instance not in known.boots
         new_machine, new_disk = (self._is_new(place, known) for place in (memory.shared, disk_of(memory)))
         if known is not None and memory.shared in known.tiers.locations:
-            # It keeps the disk that it came with, whatever the disk is called now.
+            # It keeps the disk that it came with, even under another name.
             new_disk = False
         suspected = {Tier.GPU: new_here or new_machine, Tier.HOST: new_machine, Tier.DISK: new_disk}
         return tuple(tier for tier, is_suspected in suspected.items() if is_suspected)

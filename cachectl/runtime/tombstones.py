@@ -25,7 +25,7 @@ class Tombstones:
 
     A search from before a deletion may still bring the document to a prompt. The document may also have been stored
     again since. So the revision of the store decides that the search saw. Of older deletions, only the highest number
-    of each store is known: a search from before that counts as outdated, whatever it has found.
+    of each store is known: a search from before that counts as outdated in any case.
 
     A search that saw nothing of the store of a deletion cannot show that it came later. It counts as outdated, unless
     all stores that it did see were first heard of after the deletion: then they have taken the place of that store.

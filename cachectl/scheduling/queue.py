@@ -15,7 +15,7 @@ _Entry = tuple[float, int, str]
 
 # The heap is rebuilt when it holds this many entries for each waiting query ...
 _HEAP_SLACK = 4
-# ... and for at least so many queries, so that a short queue is not rebuilt all the time.
+# ... and for at least this number of queries, so that a short queue is not rebuilt all the time.
 _HEAP_FLOOR = 16
 
 WINDOW = 64

@@ -104,7 +104,7 @@ _SOONEST = 16
 class SpeculativeSlots:
     """Speculations on provisional documents, and prefetches for requests that wait.
 
-    They fill room that requests leave empty, and make way for them. Loads go on beside whatever runs.
+    They fill room that requests leave empty, and make way for them. Loads go on beside running prefills.
     ``start(request, now)`` admits a routed request to the tree.
     """
 
@@ -214,7 +214,7 @@ class SpeculativeSlots:
         return documents if documents and found.copies[documents - 1].cache.tier is not Tier.GPU else 0
 
     def load(self, query_id: str, request: Request, now: float) -> Grant | None:
-        """Start to load for a waiting request the documents of ``request``, beside whatever prefills run.
+        """Start to load for a waiting request the documents of ``request``, beside running prefills.
 
         These are the first ``to_load`` ones, and all of its prompt. It has its own id, takes no part of the
         steps, and evicts nothing that any waiting request needs. The turn of the waiting request does not come before

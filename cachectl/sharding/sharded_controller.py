@@ -28,7 +28,7 @@ from protocol.tiers import Tier
 
 T = TypeVar("T")
 R = TypeVar("R", None, NotWarmed)
-"""What a shard returns in the place of a plan."""
+"""What a shard returns instead of a plan."""
 
 
 class _Holder(NamedTuple):

@@ -58,7 +58,7 @@ class CopyRemoval:
         """Remove a copy and all copies that only it supports. Drops go into ``batch``, or wait as pending moves.
 
         A copy that a plan uses is condemned: it is not found after request number ``tick``, and is removed when the
-        plans up to that request are complete. ``unused`` says that no plan uses this copy, whatever locks its node.
+        plans up to that request are complete. ``unused`` says that no plan uses this copy, even if its node is locked.
         ``gone`` says that its KV is not there, so nothing needs to be dropped.
         """
         doomed = [copy]

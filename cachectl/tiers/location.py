@@ -26,8 +26,8 @@ class KvStorage(NamedTuple):
     """What instances at one location keep KV in: ``capacities`` in tokens, in whole pages of ``page_tokens`` tokens.
 
     - ``fingerprint`` names the KV's model and layout, and becomes part of every node's key.
-    - ``location`` names the host memory and disk that the instances share. ``disk`` names that disk, if it has a name
-      of its own.
+    - ``location`` names the host memory and disk that the instances share. ``disk`` names that disk, if it has its
+      own name.
     - Pages of host memory are handed out from ``first_page`` on, under stamps from ``first_stamp`` on.
     """
 

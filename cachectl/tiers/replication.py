@@ -12,7 +12,7 @@ from protocol.kv import Move, Pages
 from protocol.tiers import Tier
 
 REPLICATED_USES = 32
-"""A document at the top of the tree is copied to host memory at every so many uses, if it has no copy there."""
+"""A document at the top of the tree is copied to host memory once in this number of uses, if it has no copy there."""
 
 
 class Replication:

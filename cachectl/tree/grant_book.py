@@ -296,7 +296,7 @@ class GrantBook:
             copy = node.copy_in(cache)
             if copy is not None and copy.held:
                 if not cached:
-                    # It is out of reach, or not confirmed. What the plan computes has no room of its own.
+                    # It is out of reach, or not confirmed. What the plan computes has no separate room.
                     return None
                 if copy.writer is None or copy.writer == grant.instance:
                     return cache.tier

@@ -38,7 +38,7 @@ class Pins:
                     _add(above)
 
     def unpin(self, path: Sequence[Node]) -> None:
-        """Take back one pin of a path. Raises UnknownNode if the path has none of its own."""
+        """Take back one pin of a path. Raises UnknownNode if the path itself has none."""
         if path[-1].pins <= sum(child.pins for child in path[-1].children):
             raise UnknownNode("this path is not pinned")
         for node in path:

@@ -178,8 +178,7 @@ class PrefixLookup:
     ) -> CachedPrefix:
         """What a prompt finds for an instance, and how much of it to load.
 
-        With a ``share``, documents after the first ``front`` ones may be composed, and so much of them is computed
-        again.
+        With a ``share``, documents after the first ``front`` ones may be composed, and that share is computed again.
         """
         gpu = self._tiers.gpu(instance)
         copies = self.loadable(namespace, documents, instance)

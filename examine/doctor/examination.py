@@ -74,7 +74,7 @@ class Examination:
         except RagtreeError as error:
             return Outcome.failed(str(error))
         except Exception as error:
-            # Whatever one check stumbles over, the others have something to say.
+            # One failing check does not stop the others.
             log.exception("check_failed", check=check.name)
             return Outcome.failed(f"{type(error).__name__}: {error}")
 

@@ -6,8 +6,8 @@ controller prevents until it restarts. So orphans stay recorded until no such qu
 again. The same sweep drops the KV of replaced documents, and of deletions that failed because a part was away.
 
 What cannot be deleted must not keep the sweep from what follows. So each attempt is counted in the store before it
-begins, what has failed together is tried alone, and after three attempts an orphan is given up. No query is served its
-KV all the same: the document is found no more, and the tree has let it go. Who asks for the deletion again has it tried
+begins, what has failed together is tried alone, and after three attempts an orphan is given up. Still, no query gets
+its KV: the document is found no more, and the tree has let it go. Who asks for the deletion again has it tried
 again.
 """
 

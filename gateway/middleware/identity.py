@@ -52,7 +52,7 @@ class Identity:
             told = self._keyring.no_administrators()
         self._metrics.rejected(told.code)
         response = error_response(told, self._retry_after_s)
-        # Whatever follows on this connection is a stranger's, too.
+        # Later requests on this connection are a stranger's, too.
         response.headers["Connection"] = "close"
         await response(scope, receive, send)
 
@@ -69,8 +69,8 @@ _FOREIGN = {"cross-site", "same-site"}
 class CrossSite:
     """Refuses requests with side effects from pages of another origin, by the ``Sec-Fetch-Site`` header of browsers.
 
-    Only a gateway without keys needs it: such a gateway trusts every request, and any page that its user opens can make
-    the browser send one. Such a page cannot read replies, because the gateway allows no other origin (CORS).
+    Only a gateway without keys needs it: that gateway trusts every request, and any page that its user opens can make
+    the browser send one. That page cannot read replies, because the gateway allows no other origin (CORS).
     """
 
     def __init__(self, app: ASGIApp, retry_after_s: int) -> None:

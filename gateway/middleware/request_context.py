@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 def extra_headers(scope: Scope) -> MutableMapping[str, str]:
-    """Headers to add to the reply to this request, whatever the reply is."""
+    """Headers to add to the reply to this request, for any reply."""
     headers: MutableMapping[str, str] = scope.setdefault("state", {}).setdefault("headers", {})
     return headers
 

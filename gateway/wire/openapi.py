@@ -82,7 +82,7 @@ _MEANING = {
 def describe(app: FastAPI, needed: Mapping[str, bool]) -> None:
     """Add the schemas of replies to the app's OpenAPI document, and remove security schemes that are not in use.
 
-    ``needed`` maps each security scheme to whether requests need such a key.
+    ``needed`` maps each security scheme to whether requests need its key.
     """
     generate = app.openapi
 

@@ -205,7 +205,7 @@ class Purge:
 
     @property
     def is_total(self) -> bool:
-        """Whether it deletes everything, whoever's it is."""
+        """Whether it deletes everything, of all owners."""
         return self.contents is None and not self.of
 
     def covers(self, namespace: str, path: tuple[str, ...]) -> bool:

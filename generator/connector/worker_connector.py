@@ -112,7 +112,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             log.info("kv_not_composable", reason=error.message)
             return None, error.message
         except Exception as error:
-            # Whatever the error is, the engine serves: it only composes nothing.
+            # After any error, the engine still serves, and only composes nothing.
             log.exception("kv_not_composable")
             return None, f"composing failed at its start: {type(error).__name__}: {error}"
         documents, trees, no_trees, branch_tokens = composers

@@ -65,7 +65,7 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         "max_num_seqs": settings.max_num_seqs,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enable_prefix_caching": True,
-        # One worker needs no process of its own.
+        # One worker needs no separate process.
         "distributed_executor_backend": "uni" if _ranks(settings) == 1 else "mp",
         "enable_log_requests": False,
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),

@@ -1,4 +1,4 @@
-"""The process that tries schemas of unknown origin. xgrammar has no bounds of its own, and can overflow its stack.
+"""The process that tries schemas of unknown origin. xgrammar itself has no bounds, and can overflow its stack.
 
 It reads one schema after another from standard input, and tries each in a child, which the kernel ends at a limit. A
 child is a copy of this process: it has xgrammar and the engine's vocabulary in memory already, and takes nothing with
@@ -87,7 +87,7 @@ def _confine_child(limits: Limits) -> None:
     confine(_mapped_bytes() + limits.memory_bytes)
     limit_processor_time(limits.cpu_s)
     resource.setrlimit(resource.RLIMIT_STACK, (limits.stack_bytes, limits.stack_bytes))
-    # SIGALRM ends the child, whatever it waits for.
+    # SIGALRM ends the child even while it waits.
     signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
     # If the machine runs out of memory, the kernel looks here first.
     with suppress(OSError):

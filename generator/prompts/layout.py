@@ -76,7 +76,7 @@ class SegmentLayout:
     ) -> Prompt:
         """Lay out documents and paths in front of a conversation. What does not fit is dropped from the tail.
 
-        Without a budget of their own, paths take up to a quarter of the room. Documents have the rest. Raises
+        Without their own budget, paths take up to a quarter of the room. Documents have the rest. Raises
         QuestionTooLong if the model's context or the budget is exceeded even without documents, and InvalidRequest if
         the conversation does not end with the user or the model's chat template refuses it.
         """

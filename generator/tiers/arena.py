@@ -118,7 +118,7 @@ class HostArena:
             self._set(pages.numbers[::-1], State.READY, locks)
 
     def drop(self, key: str, pages: Pages | None) -> None:  # noqa: ARG002 - a stamp belongs to one node
-        """Free the pages that still have this stamp. A writer still at work on them publishes them all the same."""
+        """Free the pages that still have this stamp. A writer still at work on them still publishes them."""
         if pages is None or not self._exist(pages):
             return
         with self._file.locks() as locks, locks.waiting(_HEADERS):
@@ -140,7 +140,7 @@ class HostArena:
 
     @property
     def highest_stamp(self) -> int:
-        """The highest stamp in any page's header, whatever the page's state."""
+        """The highest stamp in any page's header, in any state of the page."""
         return int(self._stamps.max(initial=0))
 
     def close(self) -> None:

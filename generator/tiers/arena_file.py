@@ -124,7 +124,7 @@ class ByteLocks:
     """
 
     def __init__(self, descriptor: int) -> None:
-        # A descriptor of its own, because these locks belong to the open file description, not to the process.
+        # A separate descriptor, because these locks belong to the open file description, not to the process.
         self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     @contextmanager
@@ -161,7 +161,7 @@ class ArenaFile:
     """The mapped file at ``path``, attached until ``close``.
 
     The file is created if it does not exist, and replaced if it has another geometry; processes that have the old file
-    mapped keep it. Raises ConfigError if the file cannot be created or mapped, and leaves none behind that it made.
+    mapped keep it. Raises ConfigError if the file cannot be created or mapped, and deletes it if it made it.
     """
 
     def __init__(self, path: Path, geometry: Geometry) -> None:

@@ -134,7 +134,7 @@ class KvTier(Protocol):
 
     @property
     def identity(self) -> str:
-        """A UUID that names the tier on whatever machine it is used. Empty if it is this machine's own, or unknown."""
+        """A UUID that names the tier on every machine that uses it. Empty if it is this machine's own, or unknown."""
 
     def has(self, key: str, pages: Pages | None) -> bool:
         """Whether this copy is published. Has no side effects, reads no KV, and never raises."""
@@ -167,7 +167,7 @@ class KvTier(Protocol):
     def highest_stamp(self) -> int:
         """The highest stamp that any page was ever written under, dropped copies included; 0 in a tier without pages.
 
-        No copy can be written to such a page under a lower stamp.
+        No copy can be written to this page under a lower stamp.
         """
 
     def close(self) -> None:

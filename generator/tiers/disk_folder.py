@@ -3,8 +3,8 @@
     <folder>/<fingerprint>/<first two digits of the key>/<key>.safetensors
 
 A file is temporary until it is whole. Its writer holds a lock on it, which the kernel releases with the process; so
-leftovers of dead processes can be told from files that are being written. Only such files are ever deleted, whatever
-else lies in the folder.
+leftovers of dead processes can be told from files that are being written. Only leftovers are ever deleted, and
+nothing else in the folder.
 
 Several machines may mount the folder, and a lock may be seen on the machine only where it is held. So the name of a
 temporary file tells the machine:

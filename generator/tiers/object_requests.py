@@ -1,4 +1,4 @@
-"""The configured object store: requests to it, with the errors of tiers in the place of the library's."""
+"""The configured object store: requests to it, with the errors of tiers instead of the library's."""
 
 import re
 import time
@@ -52,7 +52,7 @@ class ObjectRequests:
     """Requests to ``store``, which is called ``name`` in logs and errors, by path.
 
     Each request raises TierUnavailable if the store does not answer, or refuses it. Then none follows for a pause:
-    reading and writing have pauses of their own, because a store may allow only one of them. Thread-safe.
+    reading and writing have separate pauses, because a store may allow only one. Thread-safe.
 
     The library's error is never the cause of the one that is raised, because its text may have what is private.
     """

@@ -73,7 +73,7 @@ class ObjectStoreTier:
         self._reserved = 0
         # Versions of objects that are being deleted because they are broken.
         self._discarded: set[tuple[str, str | None]] = set()
-        # What nobody wants any more, and the store has not deleted.
+        # Unwanted objects that the store has not deleted.
         self._undeleted: set[str] = set()
         # Guards the fields above and the next ones. Never held during a request.
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class ObjectStoreTier:
                 self._undeleted.add(key)
 
     def nodes(self) -> list[StoredNode]:
-        """All nodes in the store, whoever wrote them, in the order of their keys. Raises TierUnavailable."""
+        """All nodes in the store, from all writers, in the order of their keys. Raises TierUnavailable."""
         self._list()
         with self._lock:
             unknown = [key for key, entry in self._index.items() if entry.node is None]

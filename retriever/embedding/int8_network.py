@@ -81,7 +81,7 @@ class Int8Network:
             raise ConversionError(f"in 8 bits, the vectors of its texts change (cosine {similarity:.3f})")
 
     def forward(self, features: Mapping[str, Any], task: str | None = None, **_: object) -> dict[str, torch.Tensor]:
-        """Return the vectors of a batch, [texts, dimension], in the place of the model's own ``forward``.
+        """Return the vectors of a batch, [texts, dimension], instead of the model's own ``forward``.
 
         ``features`` holds the tokens of the texts, [texts, tokens].
         """

@@ -135,7 +135,7 @@ def _int8_network(model: SentenceTransformer, settings: SentenceTransformerSetti
         if _has_bfloat16():
             model.bfloat16()
         return None
-    # The library computes with this attribute, whoever sets it.
+    # The library computes with this attribute.
     model.forward = network.forward
     return network
 

@@ -76,7 +76,7 @@ class GroupReader:
         """End the extractor, and wait for the group that it reads."""
         self._extractor.close()
         self._thread.shutdown(cancel_futures=True)
-        # Without it, an attempt too many counts. The rest of the retriever closes all the same.
+        # Without it, an attempt too many counts. The rest of the retriever still closes.
         with suppress(RagtreeError, sqlite3.Error), self._database.write() as transaction:
             self._attempts.take_back(transaction)
 

@@ -31,7 +31,7 @@ class _Told(NamedTuple):
 
 
 class SubgraphReader:
-    """Reads entities, relations and paths. Whatever is gone from the store since the graph was read is left out."""
+    """Reads entities, relations and paths. Leaves out what is gone from the store since the graph was read."""
 
     def __init__(self, chunks: Chunks, facts: Facts, settings: GraphSettings) -> None:
         self._chunks = chunks

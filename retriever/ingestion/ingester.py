@@ -119,7 +119,7 @@ class Ingester:
 
     def close(self) -> None:
         """Take back the attempts at what is not done, because this process has survived them."""
-        # Without it, an attempt too many counts. The rest of the retriever closes all the same.
+        # Without it, an attempt too many counts. The rest of the retriever still closes.
         with suppress(RagtreeError, sqlite3.Error), self._store.database.write() as transaction:
             self._attempts.take_back(transaction)
 

@@ -44,7 +44,7 @@ def ranked(kind: SearchKind, dense: Mapping[K, float], sparse: Mapping[K, float]
 def _fused(dense: Mapping[K, float], sparse: Mapping[K, float], wanted: int) -> dict[K, Hit]:
     """A hit's score is its cosine, weighted, and its BM25 score as a share of the query's best one.
 
-    Cosines have a scale of their own and BM25 scores have none, so only the latter are normalised. A ranking in which
+    Cosines have a fixed scale and BM25 scores have none, so only the latter are normalised. A ranking in which
     all hits score nearly alike thus decides little (Bruch et al. 2023, "An analysis of fusion functions for hybrid
     retrieval", compare such sums with reciprocal ranks). A hit that is missing in a ranking scores there like its last
     one, or 0 if it has none of the query's words. Among equals, the better dense hit comes first.

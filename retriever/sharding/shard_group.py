@@ -21,7 +21,7 @@ class Shard(Retriever, Protocol):
         """
 
     async def rerank(self, query: str, texts: Sequence[str], wanted: int) -> Scores:
-        """Return the score of each text, at least those of the ``wanted`` best ones, whatever shards store them.
+        """Return the score of each text, at least those of the ``wanted`` best ones, from any shards.
 
         Raises RerankFailed, and InvalidRequest if no reranker is configured.
         """

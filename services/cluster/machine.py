@@ -20,7 +20,7 @@ VARIABLE = "RAGTREE_MACHINE"
 class Machine(BaseModel):
     """Options of the same names in the configuration. ``data_dir`` holds KV only, ``cache_dir`` the model.
 
-    ``gpu_memory_utilization`` is the engine argument, if the machine has one of its own.
+    ``gpu_memory_utilization`` is the engine argument, if the machine sets it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -30,7 +30,7 @@ LEAVE_S = _DRAIN_S + 20.0
 class Member:
     """A machine as a part of the stack whose first machine is ``head``: ``host:port``.
 
-    ``config`` is the machine's. It says what the machine has of its own; all else comes from the first one.
+    ``config`` is the machine's. It has the machine's own options; all others come from the first machine.
     """
 
     def __init__(self, config: Config, head: str) -> None:

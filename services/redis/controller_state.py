@@ -35,7 +35,7 @@ class _Rest(msgspec.Struct, frozen=True):
 class RedisControllerState:
     """``cachectl.tree.snapshot.SnapshotStore`` as a hash of nodes, ``<prefix>:kv:nodes``, and a value beside it.
 
-    Shards but the first one have ``<prefix>:kv-<number>`` in the place of ``<prefix>:kv``. With another number of
+    Shards but the first one have ``<prefix>:kv-<number>`` instead of ``<prefix>:kv``. With another number of
     shards, nothing is known: what a shard holds was another one's.
 
     A full snapshot is written under another key and renamed in one step. A change is written in several steps, each of

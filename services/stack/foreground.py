@@ -151,7 +151,7 @@ class _Server(uvicorn.Server):
 
 
 async def _persist(controller: Controller) -> None:
-    """Save the engines' KV to disk before they stop. If that fails, the stack stops all the same."""
+    """Save the engines' KV to disk before they stop. If that fails, the stack still stops."""
     try:
         async with asyncio.timeout(PERSIST_S):
             await controller.ready()

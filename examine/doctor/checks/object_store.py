@@ -16,7 +16,7 @@ _PROBE_BYTES = 4 << 20
 
 
 class ObjectStore:
-    """Makes each kind of request that the disk tier makes of ``generator.kv.object_store``, with one object of its own.
+    """Makes each kind of request that the disk tier makes of ``generator.kv.object_store``, with one test object.
 
     The engines of later checks keep KV in a folder, so that nothing else is written there.
     """

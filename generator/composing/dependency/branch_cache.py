@@ -140,8 +140,8 @@ class BranchCache:
     def add(self, namespace: str, branches: Sequence[PromptBranch], computed: TokenKv, deletions: int) -> None:
         """Keep a prompt's branches, in pre-order, as far as there is room. One whose parent is not kept is left out.
 
-        ``computed`` is the KV of the tokens that the prompt has computed. What was deleted after so many ``deletions``
-        is not kept.
+        ``computed`` is the KV of the tokens that the prompt has computed. Branches that were deleted after the first
+        ``deletions`` are not kept.
         """
         branches = self._not_deleted(namespace, branches, deletions)
         self._uses += 1

@@ -1,4 +1,4 @@
-"""Attention within dependency trees, in the place of the engine's own during one forward pass."""
+"""Attention within dependency trees, instead of the engine's own during one forward pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,1 +1,1 @@
-"""Selectors: which tokens of composed documents are computed again. One selector a file, all behind ``Selector``."""
+"""Selectors: which tokens of composed documents are computed again. One ``Selector`` a file."""

@@ -55,7 +55,7 @@ class StagedRows(NamedTuple):
 class HostStagedPages(StagedPages):
     """Staged pages in host memory. ``read_block`` copies one of the engine's blocks into a page of it.
 
-    The first use takes the memory, by ``allocate``. It is not the engine's thread that waits for it, or that fails.
+    The first use takes the memory, by ``allocate``. The engine's thread neither waits for it nor fails.
     """
 
     def __init__(self, allocate: Callable[[], Page], read_block: Callable[[int, Page], None]) -> None:

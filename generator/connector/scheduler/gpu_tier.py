@@ -225,7 +225,7 @@ class BlockRelief:
         return self._gpu.relieve(wanted, self._spare, in_use)
 
     def _missing(self, request: "Request", state: PlannedRequest | None, keeps_blocks: bool = True) -> int:
-        """The number of blocks a request still has to get: all of its own, less those it has or that are held.
+        """The number of blocks a request still has to get: all, less those it has or that are held.
 
         ``keeps_blocks`` says whether it still has the blocks that its state knows.
         """

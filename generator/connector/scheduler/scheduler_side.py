@@ -1,7 +1,7 @@
 """The connector's scheduler side: turns plans into jobs for the worker side.
 
 vLLM's scheduler-side calls end up here, on the engine's own thread. The plan decides what is loaded, kept and moved.
-This side takes two decisions of its own: it releases held nodes early if requests would starve (``block_relief``), and
+This side itself takes two decisions: it releases held nodes early if requests would starve (``block_relief``), and
 deletes copies that some tensor-parallel ranks lack.
 """
 

@@ -224,7 +224,7 @@ class BackgroundLoads:
                 self._fill(piece, deadline)
                 progress.read(piece, len(piece.blocks), began)
             except Exception as error:
-                # Whatever the error is, the request goes on and computes what is missing.
+                # After any error, the request goes on and computes what is missing.
                 _warn(piece, error)
                 progress.missed(piece, error, began, piece.blocks)
         try:
@@ -262,7 +262,7 @@ class BackgroundLoads:
                 found[donor.start] = rows[donor.start]
                 progress.read(donor, len(rows[donor.start].numbers), began)
             except Exception as error:
-                # Whatever the error is, the document is computed.
+                # After any error, the document is computed.
                 _warn(donor, error)
                 progress.missed(donor, error, began)
         return found

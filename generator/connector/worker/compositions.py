@@ -118,7 +118,7 @@ class Compositions:
             state.failed |= state.unusable
             return self._end(step.request_id, None, error.deviation)
         except Exception as error:
-            # Whatever the error is, the request goes on and is computed.
+            # After any error, the request goes on and is computed.
             warn("kv_not_composed", error, request=step.request_id)
             state.failed |= state.unusable
             return self._end(step.request_id, None)

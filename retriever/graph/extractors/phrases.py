@@ -109,7 +109,7 @@ class Phrases:
 
 
 def _readable(text: str) -> str:
-    """The text with spaces in the place of words that are too long for any name."""
+    """The text with spaces instead of words that are too long for any name."""
     return _LONG_WORD.sub(lambda word: " " * len(word.group()), text)
 
 

@@ -35,7 +35,7 @@ class LlmExtractor:
     that it refuses cannot be read, unless it refuses every request. Thread-safe.
 
     All requests run on one event loop, because the client keeps its connections there. The first group starts it, in a
-    thread of its own.
+    separate thread.
     """
 
     def __init__(self, settings: LlmSettings) -> None:
