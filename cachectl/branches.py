@@ -48,7 +48,7 @@ class BranchTree:
     """A knowledge tree whose nodes are branches, in one tier of ``room`` tokens.
 
     Nodes, budget, eviction and ``policy`` are those of documents. Only the grant differs: a document's is of one path,
-    and a prompt has many branches. It counts as one request of each of them. ``cost(cached, new)`` gives the seconds of
+    and a prompt has many branches. It counts as one request of each. ``cost(cached, new)`` gives the seconds of
     a prefill.
     """
 

@@ -46,7 +46,7 @@ def digest_of_model(path: Path) -> str:
     larger weights, names, sizes, safetensors headers, and 256 MiB of samples enter: the beginning, the middle and the
     end of each tensor, and 16,384 samples spread evenly, which is one for each MB of a model of 16 GB.
 
-    A tensor that has changed as a whole is noticed. What has changed only between two samples is not.
+    A tensor that has changed as a whole is noticed. A change between two samples is not.
     """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     weights = [file for file in files if file.suffix in _WEIGHTS and file.is_file()]

@@ -82,8 +82,8 @@ class DependencyTrees(msgspec.Struct, frozen=True):
 class DepPrompt(msgspec.Struct, frozen=True):
     """A prompt's facts as dependency trees: the ``token_ids`` of their ``branches``, in pre-order.
 
-    They replace the prompt's segment of facts, which has every path in full. Its tokens ``behind`` the
-    last path come after them.
+    They replace the prompt's segment of facts, which has every path in full. Its tokens ``behind`` the last path come
+    after them.
     """
 
     token_ids: tuple[int, ...]

@@ -19,7 +19,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Compound(msgspec.Struct, frozen=True):
-    """Joins filters: all of them (``and``) or at least one (``or``) must hold."""
+    """Joins filters: all (``and``) or at least one (``or``) must hold."""
 
     op: Literal["and", "or"]
     filters: tuple["Filter", ...]

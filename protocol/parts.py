@@ -165,7 +165,7 @@ class Controller(Protocol):
     async def warm(self, request: AdmissionRequest, evicting: bool = True) -> PrefillPlan | NotWarmed:
         """Lease a plan that brings a prompt's documents into the tree, on an idle instance.
 
-        Unless it is ``evicting``, all of them fit beside what the instance's tiers hold.
+        Unless it is ``evicting``, all fit beside what the instance's tiers hold.
         """
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:

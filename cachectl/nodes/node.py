@@ -38,7 +38,7 @@ class Node:
     still use it. ``same_document`` has all nodes of its document, this one among them; None if it has no other, or if
     no prompt is composed. A root has no document, no tokens and no copies, and supports children in every cache.
 
-    There may be millions of nodes, most of them with few copies and at most one child: these take no dictionaries.
+    There may be millions of nodes, most with few copies and at most one child: these take no dictionaries.
     """
 
     __slots__ = (
@@ -258,7 +258,7 @@ class Node:
         self.frequency = self.accesses + self.previous_accesses * (1 - into / window_s)
 
     def recall(self, accesses: int, last_access: int, average_cost: float) -> None:
-        """Take over the counts of a former controller, all of them as if from the window that begins now."""
+        """Take over the counts of a former controller, all as if from the window that begins now."""
         self.accesses = accesses
         self.frequency = float(accesses)
         self.last_access = last_access

@@ -295,7 +295,7 @@ class Controller:
         return await self._deletion.delete(deletion)
 
     async def clear(self) -> int:
-        """Drop everything. What plans use is dropped as they end. Returns the number of nodes removed.
+        """Drop everything. KV that plans use is dropped as they end. Returns the number of nodes removed.
 
         Raises Unavailable if an instance cannot be reached.
         """

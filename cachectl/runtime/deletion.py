@@ -68,7 +68,7 @@ class Deletion:
                 await self._deliveries.everywhere(forget)
                 if queries:
                     await completion
-                    # What these queries used could not be dropped earlier.
+                    # Branches that these queries used could not be dropped earlier.
                     self._scheduler.branches.delete(contents, namespace)
                     await self._deliveries.everywhere(forget)
         except TimeoutError:

@@ -47,7 +47,7 @@ class Deliveries:
         return self._executor is not None
 
     def start(self) -> None:
-        """Deliver pending moves and missed deletions in the background. What fails waits for the next call."""
+        """Deliver pending moves and missed deletions in the background. Failed deliveries wait for the next call."""
         if self._executor is None or not (self._tree.tiers.pending_moves or self._missed):
             return
         for instance in self._instances():
@@ -56,7 +56,7 @@ class Deliveries:
                 self._tasks[instance] = asyncio.get_running_loop().create_task(running)
 
     async def everywhere(self, forget: Sequence[tuple[str, str]] = (), everything: bool = False) -> None:
-        """Deliver pending moves to all instances, and have each of them ``forget`` documents, or ``everything``.
+        """Deliver pending moves to all instances, and have each ``forget`` documents, or ``everything``.
 
         ``forget`` lists namespaces and contents. Every instance is tried; then the first error is raised, if any.
         Raises EngineNotReady if the tiers of a location may still hold what is to be forgotten, because no instance

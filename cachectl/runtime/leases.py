@@ -30,7 +30,7 @@ class Leases:
         self._deadlines: dict[str, float] = {}
         # When the first token of each lease without one is overdue.
         self._prefilling: dict[str, float] = {}
-        # The queries that have yet to end, by the future that waits for all of them.
+        # The queries that have yet to end, by the future that waits for all.
         self._watched: dict[asyncio.Future[None], set[str]] = {}
         self.expired = 0
         self.cancelled = 0

@@ -88,7 +88,7 @@ class LiveController:
     async def start(self, progress: Callable[[int, int], None], snapshot: Snapshot = EMPTY_SNAPSHOT) -> None:
         """Build the controller over the running instances and what their tiers hold.
 
-        What joins later drops its KV first, but for that of a machine or a disk that is known: it may be of deleted
+        A machine or a disk that joins later drops its KV first unless it is known, because KV may be of deleted
         documents. So does, now, what the former controller had forgotten.
 
         ``snapshot`` is that of a former controller. At least one instance must be ready. If the engine is new,
@@ -220,7 +220,7 @@ class LiveController:
     def _without_disk(self, reports: Sequence[ResidencyReport], memory: KvMemory) -> list[ResidencyReport]:
         """The reports but for that of the disk, which is restored last.
 
-        What lies on it may come after documents in the memory of any machine that has it.
+        Its nodes may come after documents in the memory of any machine that has it.
         """
         for report in reports:
             if report.tier is Tier.DISK:

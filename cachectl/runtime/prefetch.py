@@ -63,7 +63,7 @@ class Prefetcher:
 
     A prefetch that gave way to a request is tried again. ``after_s`` of None, or no ``executor``, switches prefetching
     off. ``prefetched_tokens`` counts the tokens that were computed or loaded from slower tiers, and
-    ``generated_tokens`` those of them that KV generators computed. Belongs to one event loop.
+    ``generated_tokens`` those that KV generators computed. Belongs to one event loop.
     """
 
     def __init__(

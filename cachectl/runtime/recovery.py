@@ -42,7 +42,7 @@ class Recovery:
         self._tombstones = tombstones
         self._namespaces = namespaces
         self._deliveries = deliveries
-        # The former controller's nodes, until the tiers have reported, and those of them that are yet to be pinned.
+        # The former controller's nodes, until the tiers have reported, and those that are yet to be pinned.
         self._recalled: Mapping[str, NodeRecord] = {}
         self._to_pin: dict[str, NodeRecord] = {}
 
@@ -72,8 +72,8 @@ class Recovery:
     def restore(self, reports: Sequence[ResidencyReport], location: str = "") -> RestoreResult:
         """Add what tiers at a location report to the tree, with what the snapshot says of it.
 
-        What belongs to no shard any more is dropped. Raises UnknownInstance or InvalidRequest for a report that cannot
-        be true; then nothing is restored.
+        Nodes that belong to no shard any more are dropped. Raises UnknownInstance or InvalidRequest for a report that
+        cannot be true; then nothing is restored.
         """
         inside, disowned = [], []
         for report in reports:

@@ -21,7 +21,7 @@ class _Tombstone(NamedTuple):
 
 
 class Tombstones:
-    """The last deletions, by content, namespace and store; a namespace of None means all of them.
+    """The last deletions, by content, namespace and store; a namespace of None means all.
 
     A search from before a deletion may still bring the document to a prompt. The document may also have been stored
     again since. So the revision of the store decides that the search saw. Of older deletions, only the highest number

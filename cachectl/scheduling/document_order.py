@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 from protocol.plans import DocumentOrder
 
 VISIT_BUDGET = 1250
-"""Six documents have 1,237 ordered selections without at least one of them. A path with all of them ends the search."""
+"""Six documents have 1,237 ordered selections that lack at least one. A path with all six ends the search."""
 
 
 class CachedNode(Protocol):

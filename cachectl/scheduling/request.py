@@ -91,7 +91,7 @@ class ScheduledRequest:
 
 
 class RequestBook:
-    """Requests by query, in order of arrival, and what each of them finds now: in the tree, and of its ``branches``."""
+    """Requests by query, in order of arrival, and what each finds now: in the tree, and of its ``branches``."""
 
     def __init__(self, tree: KnowledgeTree, branches: KeptBranches) -> None:
         self._tree = tree

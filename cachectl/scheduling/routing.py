@@ -60,7 +60,7 @@ class Router:
     def route(self, scheduled: ScheduledRequest, among: Collection[str] | None) -> CachedPrefix:
         """Choose the instance that has a request's first token soonest; what the request finds there.
 
-        If all instances are retired, it waits for one of them. Raises Overloaded if no more requests may wait,
+        If all instances are retired, it waits for one. Raises Overloaded if no more requests may wait,
         Unavailable if there is no instance, and EngineDied if the request avoids all that there are.
         """
         instances = self._instances

@@ -16,7 +16,7 @@ class WaitBound:
     the queue. Time is counted in seconds of prefill that were served, as the cost model expects them. Therefore the
     bound needs no clock, and stays right if the engine is slower than expected.
 
-    A query may be served before older ones if all of them, served after it in the order of their arrival, still keep
+    A query may be served before older ones if all these, served after it in the order of their arrival, still keep
     the bound. An infinite slack is no bound.
     """
 

@@ -164,7 +164,7 @@ class Eviction:
         node = copy.node
         cache.clock = max(cache.clock, copy.priority)
         cache.evictions += 1
-        # What follows the node in slower caches needs it there.
+        # The nodes after it in slower caches need it there.
         served = cache.instance is not None and self._serves(node, cache) and not node.below
         target = None if served else self._swap_out(node, cache.slower, batch)
         # At most one of the two tiers is host memory.

@@ -31,7 +31,7 @@ class MovesUnderWay:
         # The last batch that deletes a node's file, by key and location.
         self._deleting: dict[tuple[str, str], MoveBatch] = {}
         self._attempts: AttemptCounts[Move] = AttemptCounts()
-        # What instances have taken and given back: they may have tried it.
+        # Moves that instances have taken and given back: they may have tried them.
         self._given_back: dict[str, set[Move]] = {}
         self.given_up = 0
 

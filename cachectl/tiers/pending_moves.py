@@ -77,7 +77,7 @@ class PendingMoves:
         """
         instance = batch.instance
         current: list[Move] = []
-        # What a later move copies on from host memory has to come there first, though not to stay.
+        # A node that a later move copies on from host memory has to come there first, though not to stay.
         passing: set[tuple[str, Pages | None]] = set()
         for move in reversed([move for move in self if self._is_for(instance, places, move)]):
             self.void(move)

@@ -52,7 +52,7 @@ class Replication:
         source = next((copy for copy in node.copies if copy.held and self._reaches(copy, disk)), None)
         if source is None:
             return
-        # What an instance is still writing is copied by that instance, after the write.
+        # A copy that an instance is still writing is copied by that instance, after the write.
         batch = MoveBatch(source.writer or source.cache.instance or "")
         if self._tiers.eviction.make_room_beneath(node, disk, batch):
             disk.write(node, batch)

@@ -89,7 +89,7 @@ class GrantBook:
 
         root = self._registry.root(namespace)
         path = Path(root, documents, keys, hits[:loaded], pinned)
-        # What is composed leaves nothing that could be kept.
+        # Composing leaves nothing that could be kept.
         indices = composing.exact(loaded) if composing is not None else range(len(documents))
         exact = path.part(indices)
         used = keys if composing is None else used_keys(path, composing, dict(zip(indices, exact.keys, strict=True)))
@@ -176,7 +176,7 @@ class GrantBook:
         if self._write_through or grant.instance in self._tiers.kv_generators:
             gpu = self._tiers.gpu(grant.instance)
             granted = [*grant.documents, *(first.document for first in grant.first)]
-            # What was read elsewhere is served there.
+            # Documents that were read elsewhere are served there.
             computed = {each.key for each in granted if each.source is None and each.peer is None}
             new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key.hex() in computed]
             self._replication.write_through([node for node in new if not node.detached], grant.instance)
@@ -249,7 +249,7 @@ class GrantBook:
     def lose_at(self, place: str, lost: Iterable[tuple[bytes, Tier]]) -> None:
         """Remove copies that another location or disk was to serve and does not have. Unknown ones are ignored.
 
-        What is still there of them is dropped. A copy that is not confirmed is a later one than was asked for.
+        Copies that are still there are dropped. A copy that is not confirmed is a later one than was asked for.
         """
         for key, tier in lost:
             node, cache = self._registry.nodes.get(key), self._tiers.shared_cache(tier, place)

@@ -38,7 +38,7 @@ FREQUENCY_WINDOW_S = 86_400.0
 class KnowledgeTree:
     """The tree and its tiers: ``lookup`` finds cached prefixes, ``grants`` admits plans, ``tiers`` holds the copies.
 
-    What a plan finds is loaded if that is faster than computing it, by the ``costs``. The tree ``composes`` if prompts
+    A plan loads what it finds if that is faster than computing it, by the ``costs``. The tree ``composes`` if prompts
     may be composed without asking for it. Frequencies count ``window_s`` seconds. The ``instances`` are at the location
     of the ``storage``, where ``arena`` hands out host memory's pages, if they have numbers. With ``write_through``,
     computed nodes are copied to slower tiers at once, and otherwise when they are evicted.
@@ -137,7 +137,7 @@ class KnowledgeTree:
     def delete(self, content: str, namespace: str | None = None) -> int:
         """Delete a document everywhere, with everything after it, in one namespace or in all; the number of nodes.
 
-        What a plan still uses is no longer found, and is removed when the plan is complete.
+        Nodes that a plan still uses are no longer found, and are removed when the plan is complete.
         """
         root = None if namespace is None else self.registry.roots.get(namespace)
         gone = 0
@@ -182,7 +182,7 @@ class KnowledgeTree:
                 if not self.registry.may_attach(parent, contents[-1], key):
                     return False
                 node = Node(key, contents[-1], tokens, parent, self.page_tokens)
-                # What it cost is unknown, so what it would cost now stands in.
+                # Its cost then is unknown, so its cost now stands in.
                 node.count_computation(self.lookup.prefill_seconds(node.prefix_tokens, tokens) / tokens)
                 if record is not None:
                     node.recall(record.accesses, record.last_access, record.average_cost)

@@ -71,7 +71,7 @@ class LoadOrRecompute:
     def choose(self, found: Sequence[Copy], prompt_tokens: int, gpu: TierCache) -> Loading:
         """How much of ``found`` to load into a GPU for a prompt of ``prompt_tokens`` tokens, its question included.
 
-        What lies in the GPU costs nothing. Of equally fast prefixes the longest wins.
+        Copies in the GPU cost nothing. Of equally fast prefixes the longest wins.
         """
         tokens = 0
         if self._loads.free or not found or found[-1].cache.tier is Tier.GPU:
@@ -138,7 +138,7 @@ class ComposeOrCompute:
         share: float,
         gpu: TierCache,
     ) -> Composing | None:
-        """What to compose of ``documents``, the ones after what is loaded; None if computing all of them is sooner.
+        """What to compose of ``documents``, the ones after what is loaded; None if computing all is sooner.
 
         Each has a copy among ``donors``, or None. ``share`` of the donated tokens is computed again. They are loaded
         for the instance with this GPU.

@@ -40,7 +40,7 @@ class NodeRegistry:
         return (nodes,) if nodes is not None else ()
 
     def path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
-        """The nodes of a path. Raises UnknownNode unless the tree has all of them."""
+        """The nodes of a path. Raises UnknownNode unless the tree has them all."""
         nodes: list[Node] = []
         node = self.roots.get(namespace)
         for content in contents:

@@ -1,7 +1,7 @@
 """Differences of answers that should be equal.
 
 An engine's rounding depends on how many tokens a step computes. So the same prompt gives slightly other logprobs if a
-part of it is cached, with any cache. What is rounding is measured: without RAGTree, with vLLM's own prefix cache.
+part of it is cached, with any cache. The rounding is measured: without RAGTree, with vLLM's own prefix cache.
 """
 
 import math

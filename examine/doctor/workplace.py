@@ -26,7 +26,7 @@ class Workplace:
     """Folders in the places that ``kv`` names, on the same file systems, but never among the user's own files.
 
     ``temporary`` is also where libraries put their temporary files. ``host`` is for host memory and ``disk`` for KV on
-    disk. They are None if they cannot be made; ``host_error`` and ``disk_error`` say why. What engines print is added
+    disk. They are None if they cannot be made; ``host_error`` and ``disk_error`` say why. The engines' output is added
     to the file ``log``, by default a temporary one.
 
     Use it as a context manager: at its end, child processes begun since are ended, and the folders are deleted. A

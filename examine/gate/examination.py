@@ -145,7 +145,7 @@ _MOST_LOST = 0.1
 """The share of the full prefill's score that composing may lose on each task, with 95 % confidence."""
 
 _BOUND_MARGIN = 1.25
-"""Over the highest deviation of the questions. A prompt that deviates more is unlike all of them."""
+"""Over the highest deviation of the questions. A prompt that deviates more is unlike these."""
 
 
 def decided(rows: Sequence[ComposeRow]) -> bool:

@@ -68,7 +68,7 @@ async def generate(
 class EngineMaker:
     """Makes engines of one model with the same flags, each with its own way to keep KV.
 
-    Only one of them works at a time, so each gets all cores, whatever the settings reserve for the rest of the stack;
+    Only one works at a time, so each gets all cores, also those that the settings reserve for the rest of the stack;
     ``threads`` limits them.
     """
 

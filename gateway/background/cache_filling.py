@@ -38,9 +38,9 @@ class CacheFilling:
     each sequence, the most frequent sequence first.
 
     A precomputation evicts nothing. It replays the most frequent sequences of the query log, if any are asked for,
-    and then prefills the donors of all documents. What is cached when it begins, it finds in one look at the tree. That
-    is how a later one continues an interrupted one, without an engine step. It skips what the tiers have no room for:
-    shorter documents may fit. Once nothing fits any more, it only counts the rest.
+    and then prefills the donors of all documents. It finds cached documents in one look at the tree, when it begins. So
+    a later one continues an interrupted one without an engine step. It skips what the tiers have no room for: shorter
+    documents may fit. Once nothing fits any more, it only counts the rest.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ class IngestedPrefill:
             except RagtreeError as error:
                 log.warning("ingested_documents_not_prefilled", job_id=ingested.job.job_id, error=str(error))
             except Exception:
-                # What waits goes on.
+                # Waiting documents go on.
                 log.exception("ingested_documents_not_prefilled", job_id=ingested.job.job_id)
 
     async def _prefill_all(self, ingested: Ingested) -> None:

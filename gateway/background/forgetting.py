@@ -5,10 +5,9 @@ drops their KV before it is confirmed. Queries that found the document earlier m
 controller prevents until it restarts. So orphans stay recorded until no such query can be running, and are then dropped
 again. The same sweep drops the KV of replaced documents, and of deletions that failed because a part was away.
 
-What cannot be deleted must not keep the sweep from what follows. So each attempt is counted in the store before it
-begins, what has failed together is tried alone, and after three attempts an orphan is given up. Still, no query gets
-its KV: the document is found no more, and the tree has let it go. Who asks for the deletion again has it tried
-again.
+An orphan that cannot be deleted must not stop the sweep. So each attempt is counted in the store before it begins,
+orphans that failed together are tried alone, and after three attempts an orphan is given up. Still, no query gets its
+KV: the document is found no more, and the tree has let it go. Another request to delete the document tries it again.
 """
 
 from collections import defaultdict
@@ -60,7 +59,7 @@ class Forgetting:
     async def sweep(self) -> None:
         """Drop the contents that have been orphans for longer than any query runs. Raises what the retriever raises.
 
-        What fails waits for the next sweep. While a part is away, nothing is tried.
+        A failed deletion waits for the next sweep. While a part is away, nothing is tried.
         """
         failed = bool(self._readiness.missing())
         while not failed and (orphans := await self._retriever.orphans(self._timeout_s, _AT_ONCE)):

@@ -1,4 +1,4 @@
-"""Bounds on what the callers of a gateway hold for a while: all together, and each of them."""
+"""Bounds on what the callers of a gateway hold for a while: all together, and each."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from protocol.errors import Overloaded, PayloadTooLarge, RateLimited
 MOST_OF_STRANGERS = 64
 """Open requests of all strangers together. They can only read the page and descriptions, which takes milliseconds."""
 _ALWAYS = {"/healthz", "/readyz", "/metrics"}
-"""Paths that must answer under load too. All requests that wait for one of them wait for the same answer."""
+"""Paths that must answer under load too. All requests that wait for one wait for the same answer."""
 
 
 class OpenRequests:

@@ -21,7 +21,7 @@ _ALONE = 0.5
 _ASKED = 0.25
 """Weight of a word of the question: every passage that was found is likely to have it."""
 MOST_CHARACTERS = 65_536
-"""Characters of an answer that are compared with the passages. What follows them is not cited."""
+"""Characters of an answer that are compared with the passages. Later ones are not cited."""
 MOST_SPANS = 100
 """Sentences that are listed of those that rest on one passage: the first ones."""
 _SHORT = 3
@@ -45,7 +45,7 @@ class Support(NamedTuple):
     """A passage that an answer rests on.
 
     ``passage`` counts the given passages from 0. ``spans`` are the answer's sentences that rest on it. ``overlap`` is
-    the share of the best of them that the passage holds, from 0 to 1.
+    the share of the best one that the passage holds, from 0 to 1.
     """
 
     passage: int

@@ -40,7 +40,7 @@ class Generation(Ends):
 
     def __init__(self, context: QueryContext) -> None:
         self._context = context
-        # What the steps come from; None before the start.
+        # The source of the steps; None before the start.
         self._source: _Admission | Guess | None = None
         # The instance that the first attempt was lost on, and how.
         self._lost: tuple[str, EngineDied] | None = None

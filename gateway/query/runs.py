@@ -137,7 +137,7 @@ class QueryRuns:
 
 
 class Choices:
-    """The runs of ``count`` answers to one question, numbered from 0. If one of them fails, all of them end.
+    """The runs of ``count`` answers to one question, numbered from 0. If one fails, all end.
 
     The first run searches. The others start once its prompt is prefilled, so they rest on the same documents and find
     their KV. Each is a separate query to the other parts and in metrics. ``charge`` receives the tokens of all: those
@@ -191,7 +191,7 @@ class Choices:
             self._error = InternalError.logged()
         finally:
             self.cancel()
-            # What each of them used is charged by then.
+            # The tokens of each are charged by then.
             await asyncio.wait([run.task for run in self._runs])
             self._buffer.put_nowait(None)
 

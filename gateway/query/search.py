@@ -67,7 +67,7 @@ class Search(SearchStages):
         return self._found
 
     async def stages(self, request: SearchRequest) -> AsyncGenerator[CandidateSet]:
-        """The search's stages, the last of them final. Raises what ``Retriever.search`` raises, and DeadlineExceeded.
+        """The search's stages, the last one final. Raises what ``Retriever.search`` raises, and DeadlineExceeded.
 
         If the query's documents are optional, an unknown or empty collection yields one final stage without documents.
         """

@@ -27,8 +27,8 @@ class SpeculationStart:
 
     A guess is started if its value is at least that of waiting, and not negative.
 
-    Statistics are kept per ``kind`` of search. For an unknown kind, the first documents are worth a guess. What is
-    known of the engines fades with each search that adds nothing to it, so a kind that was given up is tried again.
+    Statistics are kept per ``kind`` of search. For an unknown kind, the first documents are worth a guess. Knowledge
+    of the engines fades with each search that adds nothing to it, so a kind that was given up is tried again.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ class Transcript:
         self._reused = _Reused(reuse="none", fallback=None, facts_attention=None, facts_fallback=None)
         self._text: list[str] = []
         self._scored: list[ScoredToken] = []
-        # How many of them have left.
+        # How many have left.
         self._scored_sent = 0
         self._finish_reason: FinishReason | None = None
 

@@ -119,7 +119,7 @@ async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: Gat
     """Compute the KV of documents ahead of time, on idle capacity and as far as the tiers have room.
 
     First, with ``top``, that number of the most frequent sequences of documents in the query log. Then every chunk of
-    every document. What is cached is not computed again, so a new precomputation continues one that has ended early.
+    every document. Cached chunks are not computed again, so a new precomputation continues one that has ended early.
     """
     job = gateway.filling.precompute(body, administrator.tenant)
     return json_response(PrecomputeReply.of(job), 202, {"Location": f"/v1/admin/cache/precompute/{job.job_id}"})
@@ -137,7 +137,7 @@ async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: Gat
     "/precompute/{job_id}", responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)}
 )
 async def cancel_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
-    """Cancel the last precomputation. What it has computed stays. A job that has ended stays as it is."""
+    """Cancel the last precomputation. Its results stay. A job that has ended stays as it is."""
     return json_response(PrecomputeReply.of(await gateway.filling.precomputations.cancel(job_id)))
 
 

@@ -125,7 +125,7 @@ class TextSpan(msgspec.Struct, frozen=True):
 class CitedPassage(msgspec.Struct, frozen=True):
     """A result that the answer rests on, by its words. ``index`` is its position in ``results``.
 
-    ``spans`` are the sentences that rest on it. ``overlap`` is the share of the best of them that it holds, from 0 to
+    ``spans`` are the sentences that rest on it. ``overlap`` is the share of the best one that it holds, from 0 to
     1.
     """
 
@@ -216,7 +216,7 @@ class Timings(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with its sources.
 
-    ``citations`` are the ``results`` that were in the prompt, ``cited`` those of them that the answer rests on, by
+    ``citations`` are the ``results`` that were in the prompt, ``cited`` those that the answer rests on, by
     their words. ``dropped_documents`` counts the last results, which did not fit the model's context;
     ``dropped_chunk_ids`` lists them. A ``partial`` answer lacks results of ``missing_shards`` of the index, so better
     documents may be missing. ``reuse`` says which KV the prompt used; ``fallback`` why none of it was composed, if that

@@ -96,7 +96,7 @@ class TooFar(Exception):
 class Deviation:
     """Measures it in one ``layer``: the length of the difference, relative to that of the fresh keys and values.
 
-    ``over_ranks`` adds up sums of tensor-parallel ranks, so that all of them find the same.
+    ``over_ranks`` adds up sums of tensor-parallel ranks, so that all find the same.
     """
 
     def __init__(self, layer: AttentionLayer, over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -125,9 +125,9 @@ class Deviation:
 class Task(NamedTuple):
     """A prompt to compose up to ``end``. The engine computes what follows, with the question.
 
-    Its first ``exact`` tokens are in place. ``donated`` is the KV of its documents. What else follows the exact
-    tokens is computed. ``method`` names the selector, and ``share`` is how much of the donated tokens it may select.
-    The prompt is given up if these tokens deviate by more than ``bound``.
+    Its first ``exact`` tokens are in place. ``donated`` is the KV of its documents. All other tokens after the exact
+    ones are computed. ``method`` names the selector, and ``share`` is how much of the donated tokens it may select. The
+    prompt is given up if these tokens deviate by more than ``bound``.
     """
 
     prompt: ComposedPrompt

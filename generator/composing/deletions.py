@@ -1,4 +1,4 @@
-"""The deletions of documents since a prompt was begun: what it computes may be of one of them."""
+"""The deletions of documents since a prompt was begun: what it computes may be of a deleted one."""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -43,7 +43,7 @@ class Deletions:
 def left_by(is_deleted: IsDeleted, namespace: str, contents: Collection[str]) -> Collection[str] | None:
     """The contents that a deletion leaves, or None if it leaves nothing.
 
-    What rests on no content, such as a heading, is deleted with all of its namespace.
+    A branch that rests on no content, such as a heading, is deleted with all of its namespace.
     """
     if not is_deleted(namespace, tuple(contents)):
         return contents

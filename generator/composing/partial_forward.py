@@ -30,7 +30,7 @@ class AttendedBlocks:
     Half of what computing a token again costs is its attention to what is in front of it, most of which the question
     does not ask for. So a token attends to the prompt's front, to its own document, and to those blocks between them to
     which the question pays the most ``attention``. That has one value for each position up to the end of the last
-    document. The share of these blocks rises with the ``share`` of tokens that is computed again, up to all of them.
+    document. The share of these blocks rises with the ``share`` of tokens that is computed again, up to all.
     """
 
     def __init__(self, attention: torch.Tensor, documents: Sequence[Run], share: float, page_tokens: int) -> None:

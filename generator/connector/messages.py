@@ -17,7 +17,7 @@ class RequestMessage(msgspec.Struct, frozen=True):
     """What one request carries to the connector: a ``plan``, or ``orders`` outside of any plan.
 
     ``name`` identifies the request in reports. The plan comes without its prompt, which is the request's own. ``path``
-    lists the content hashes of the documents at the start of the prompt; the plan's nodes are the first of them.
+    lists the content hashes of the documents at the start of the prompt; the plan's nodes are the first ones.
     ``inquire`` asks what all tiers hold.
     """
 
@@ -74,7 +74,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     """What the connector reports after a step.
 
     ``prefilled`` is keyed by request name. ``carried_out`` lists plans and other messages all of whose moves are done,
-    by name, each with the copies that it should have made and did not. ``refused`` names those of them whose documents
+    by name, each with the copies that it should have made and did not. ``refused`` names those whose documents
     could not be deleted. ``lost`` are missing copies as soon as they are known, those included. ``held`` answers
     inquiries, by name.
     """

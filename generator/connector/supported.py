@@ -113,7 +113,7 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
 
 
 def _layer_specs(group: "KVCacheSpec") -> "list[KVCacheSpec]":
-    """What vLLM keeps for each layer of a group, or once for all of them. vLLM 0.26 has no function for that."""
+    """What vLLM keeps for each layer of a group, or once for all layers. vLLM 0.26 has no function for that."""
     return list(group.kv_cache_specs.values()) if isinstance(group, UniformTypeKVCacheSpecs) else [group]
 
 

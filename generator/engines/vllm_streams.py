@@ -40,7 +40,7 @@ class FirstPrefill(NamedTuple):
     unwritten: tuple[LostCopy, ...] | None
 
     def alone(self, ended: GenerationStep) -> GenerationStep:
-        """The step that ends the plan before its own first token. What this prefill has computed is kept."""
+        """The step that ends the plan before its own first token. The KV of this prefill is kept."""
         return msgspec.structs.replace(ended, prefill=self.prefill, unwritten=self.unwritten)
 
     def in_front_of(self, step: GenerationStep) -> GenerationStep:
@@ -53,7 +53,7 @@ class FirstPrefill(NamedTuple):
         return step
 
     def _joined(self, first: PrefillResult, prefill: PrefillResult) -> PrefillResult:
-        """The result of both prefills. What the first one has computed was neither cached nor donated."""
+        """The result of both prefills. The tokens that the first one computed were neither cached nor donated."""
         computed = {node.key for node in self.first.nodes if node.loaded_from is None}
         donated = sum(node.tokens for node in self.plan.nodes if node.donor is not None and node.donor.key in computed)
         loaded = first.loaded if first.cached_tokens <= prefill.cached_tokens else prefill.loaded

@@ -46,7 +46,7 @@ class _Spent(NamedTuple):
 class CompileBudgets:
     """A budget of ``seconds`` of processor time a minute for each caller. ``clock`` tells monotonic seconds.
 
-    What is spent is given back evenly. A caller with any of it left may begin: what that costs is known at its end.
+    Spent time is given back evenly. A caller with any of it left may begin: what that costs is known at its end.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -243,7 +243,7 @@ def engine_vocabulary(llm: "AsyncLLM") -> Vocabulary:
 
 
 def trial_stack_bytes() -> int:
-    """Half of the stack that the engine's threads have. What fits into it does not overflow theirs."""
+    """Half of the stack that the engine's threads have. A schema that fits into it does not overflow theirs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     threads = _STACK_BYTES_IF_UNLIMITED if limit == resource.RLIM_INFINITY else min(limit, _STACK_BYTES)
     return threads // 2

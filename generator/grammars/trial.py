@@ -47,7 +47,7 @@ class Trial:
         except MemoryError:
             raise
         except Exception as error:
-            # What native code throws arrives as a RuntimeError.
+            # Exceptions of native code arrive as a RuntimeError.
             if "bad_alloc" in str(error):
                 raise MemoryError from error
             raise SchemaRefused(_PLACE_IN_SOURCE.sub("", str(error)).strip()[:_LONGEST_MESSAGE]) from error

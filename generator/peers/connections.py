@@ -72,7 +72,7 @@ class ConnectionPool:
             try:
                 return self._begin(kept, request, deadline)
             except PeerUnreachable as error:
-                # What ended this connection has probably ended the others.
+                # The same cause has probably ended the others.
                 self._close_idle(address)
                 if error.reason is not Reason.CUT:
                     raise

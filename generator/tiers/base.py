@@ -143,7 +143,7 @@ class KvTier(Protocol):
         """Read a published copy.
 
         Raises KvMissing, KvBroken or TierUnavailable on entry, and KvBroken on exit if the copy has changed meanwhile:
-        use what was read only after the block. A broken copy is deleted; there are no other side effects. What is read
+        use what was read only after the block. A broken copy is deleted; there are no other side effects. A read
         within the block also raises TierUnavailable, if the tier is on a network.
         """
 

@@ -1,4 +1,4 @@
-"""Keeps requests from an object store that does not answer, so that not each of them waits for a timeout."""
+"""Keeps requests from an object store that does not answer, so that not each waits for a timeout."""
 
 import threading
 import time

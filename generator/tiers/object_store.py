@@ -54,7 +54,7 @@ class ObjectStoreTier:
     left alone: another machine may use them. ``broken`` counts the copies that were found damaged, and deleted.
 
     A store that does not answer is no error of a copy: reading raises TierUnavailable, writing TierFull, and the index
-    stays. What the store has is asked again before the next write, and whenever ``nodes`` is called.
+    stays. The store is asked again what it has before the next write, and whenever ``nodes`` is called.
     """
 
     tier = Tier.DISK

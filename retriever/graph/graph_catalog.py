@@ -8,7 +8,7 @@ from retriever.store.facts import Facts
 class GraphCatalog:
     """The graphs by collection key. Any thread may call ``get``; one thread at a time changes the graphs.
 
-    A graph in memory lags behind the store. What it names may be gone, so results are read from the store.
+    A graph in memory lags behind the store. Its entities may be gone, so results are read from the store.
     """
 
     def __init__(self, database: Database, facts: Facts, dimension: int) -> None:

@@ -83,7 +83,7 @@ class GroupReader:
     def _following(self) -> Group | None:
         ahead, self._ahead = self._ahead, None
         group = None if ahead is None else ahead.result()
-        # What was read ahead may have ended before the latest chunks, or before a suspect.
+        # The group that was read ahead may have ended before the latest chunks, or before a suspect.
         group = group or self._thread.submit(self._read, self._after).result()
         if group is not None:
             self._after = group.chunks[-1].id

@@ -115,7 +115,7 @@ class KnowledgeGraph:
         return best
 
     def rows_of(self, entities: Iterable[int]) -> list[int]:
-        """Return the rows of those of these entities that the graph has."""
+        """Return the rows of the entities that the graph has."""
         return _rows_of(self.entities, entities)
 
     def near(self, question: Vector) -> Vector:

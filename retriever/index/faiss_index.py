@@ -87,7 +87,7 @@ class TopK:
         if scores[k] < scores[k - 1]:
             return self._best
         if scores[-1] == scores[-2] >= scores[k - 1] and ids[-1] >= 0:
-            # Some hits beyond the cut may tie with the last one, and Faiss picks any of them.
+            # Some hits beyond the cut may tie with the last one, and Faiss picks any.
             ids, scores = self._with_ties(scan)
         best = np.lexsort((ids, -scores))[:k]
         best_ids, best_scores = ids[best], scores[best]

@@ -23,7 +23,7 @@ class HNSWIndex(FaissIndex):
 
     A search has at most two stages: one with a narrow beam, then one from the start with the full beam, because Faiss
     cannot widen a beam. The second stage equals a search in one stage. Removed vectors stay in the graph and are
-    skipped. If a filter leaves fewer vectors than the beam would visit, all of them are compared.
+    skipped. If a filter leaves fewer vectors than the beam would visit, all are compared.
     """
 
     kind = "hnsw"

@@ -1,4 +1,4 @@
-"""Prepare documents for the store: cut, embed, number and locate their chunks, and say what each of them states."""
+"""Prepare documents for the store: cut, embed, number and locate their chunks, and say what each states."""
 
 import threading
 from collections import defaultdict
@@ -25,7 +25,7 @@ def placed_triplets(chunks: Iterable[str], triplets: Sequence[Triplet]) -> Mappi
     """Return the triplets of those chunks of a document that state any, by the chunk's position, in their order.
 
     A triplet is stated by the first ``MOST_CHUNKS`` chunks that name both of its ends. If there is none, it is stated
-    by the first chunk that names one of them, or else by the first chunk. Chunks are read once and not kept.
+    by the first chunk that names one, or else by the first chunk. Chunks are read once and not kept.
     """
     keys = [(name_key(triplet.head), name_key(triplet.tail)) for triplet in triplets]
     finder = NameFinder(key for ends in keys for key in ends)
@@ -118,7 +118,7 @@ class ChunkPreparer:
         return DocumentParts(self._chunker, self._embedded, source)
 
     def _embedded(self, chunks: Sequence[ChunkText]) -> tuple[int, Vector]:
-        """Embed chunks. Return the id of the first of them, which the others follow, and the vectors."""
+        """Embed chunks. Return the first chunk's id, which the others follow, and the vectors."""
         vectors = self._embedder.embed_documents([chunk.text for chunk in chunks])
         checked_vectors(vectors, self._embedder.dimension)
         with self._id_lock:

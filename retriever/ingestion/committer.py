@@ -98,7 +98,7 @@ class Committer:
     def remove_scheduled(self) -> None:
         """Remove the scheduled chunks. All of a collection share one change of its lexical index.
 
-        If the disk fails, all of them stay scheduled. Raises OSError.
+        If the disk fails, all stay scheduled. Raises OSError.
         """
         removed: dict[int, list[int]] = defaultdict(list)
         while self._removals:

@@ -9,7 +9,7 @@ LONGEST_PIECE = 32
 """Characters. Some tokenizers make one unknown token of a word of any length, but the LLM pays for all of it."""
 
 LONGEST_GAP = 256
-"""Characters without a token, such as white space, that belong to the piece before. What follows is pieces, too."""
+"""Characters without a token, such as white space, that belong to the piece before. Further ones are pieces, too."""
 
 WINDOW = 65_536
 """Characters that are tokenized at once. A tokenizer takes hundreds of bytes a character."""
@@ -104,7 +104,7 @@ def _seam(part: str, tokens: list[tuple[int, int]]) -> int:
 def section_starts(text: str) -> Iterator[int]:
     """Yield the offsets of Markdown headings and of top-level definitions in source code, after a blank line.
 
-    Fenced code in Markdown is part of its section. Takes linear time. What stands between a blank line and its
+    Fenced code in Markdown is part of its section. Takes linear time. Text between a blank line and its
     definition may have 65,536 characters; otherwise it is no section.
     """
     at = 0

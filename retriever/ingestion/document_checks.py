@@ -97,7 +97,7 @@ def _checked_part(part: str, param: str) -> str:
     name = tidy(checked_name(part, param))
     if not words_of(name):
         raise InvalidRequest(f"{param} has no letter or digit", param=param)
-    # One character may stand for several, and the key has all of them.
+    # One character may stand for several, and the key has them all.
     if len(name) > LONGEST_NAME or not name_key(name):
         raise InvalidRequest(f"{param} is longer than {LONGEST_NAME} characters", param=param)
     return name

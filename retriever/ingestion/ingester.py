@@ -143,7 +143,7 @@ class Ingester:
         try:
             with self._store.database.write() as transaction:
                 lost = self._attempts.lost(transaction).get(group[0].seq, 0)
-                # What an earlier call has tried, and is still to be done, would not be to blame if this one ended.
+                # Documents that an earlier call tried, and left undone, would not be to blame if this one ended.
                 self._attempts.take_back(transaction)
                 self._attempts.begin(transaction, [item.seq for item in group])
                 self._store.jobs.mark(transaction, group, "in_progress")

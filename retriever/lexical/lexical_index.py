@@ -110,7 +110,7 @@ class LexicalIndex:
                 yield writer
                 writer.commit()
             finally:
-                # Also ends the writer's threads. What was not committed is dropped.
+                # Also ends the writer's threads. Uncommitted changes are dropped.
                 writer.wait_merging_threads()
                 self._index.reload()
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The reranker that calls an HTTP endpoint, and the shapes of such endpoints."""
+"""The reranker that calls an HTTP endpoint, and the shapes of its messages."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class EndpointShape(Protocol):
     """The JSON of an endpoint's requests and replies."""
 
     def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
-        """The body that asks for the ``wanted`` best texts, or for all of them."""
+        """The body that asks for the ``wanted`` best texts, or for all."""
 
     def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
         """The scores in a reply. Raises msgspec.DecodeError."""

@@ -51,9 +51,9 @@ class Circuit:
 
 
 class RerankStage:
-    """Searches for more candidates than are wanted, and lets a reranker choose the best of them.
+    """Searches for more candidates than are wanted, and lets a reranker choose the best.
 
-    The search's own sets are all provisional. The last of them is there while the reranker works, so that a speculation
+    The search's own sets are all provisional. The last set is there while the reranker works, so that a speculation
     may begin on it. If reranking fails, the final set is that one, and says why (``CandidateSet.reranking``): a search
     never fails because of its reranker. ``clock`` returns monotonic seconds.
     """

@@ -73,7 +73,7 @@ class Searcher:
         """Yield the candidates of each stage. ``vectors`` are the question's, if the caller needs them, too.
 
         Raises InvalidRequest, UnknownCollection, NoDocuments, NoGraph or UnknownFilterKey before the first stage. A
-        hybrid search embeds the query after its first stage. What the embedder raises, and InvalidRequest for a query
+        hybrid search embeds the query after its first stage. The embedder's errors, and InvalidRequest for a query
         without a direction, may therefore come after it.
         """
         started = self._clock()

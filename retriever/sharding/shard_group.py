@@ -1,4 +1,4 @@
-"""The shards of a retriever: their interface, which of them are lost, and calls to several of them at once."""
+"""The shards of a retriever: their interface, which are lost, and calls to several at once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -67,7 +67,7 @@ class ShardGroup:
         return self._shards[number]
 
     async def ready(self) -> None:
-        """Check every shard again. Raises an error of theirs unless all are ready or, with partial answers, one."""
+        """Check every shard again. Raises a shard's error unless all are ready or, with partial answers, one."""
         errors = await asyncio.gather(*map(self._readiness_error, self.numbers))
         lost = {number: error for number, error in enumerate(errors) if error is not None}
         if lost.keys() != self._lost.keys():
@@ -81,7 +81,7 @@ class ShardGroup:
     async def call(self, numbers: Iterable[int], call: Callable[[int, Shard], Awaitable[T]]) -> dict[int, T]:
         """Call several shards concurrently and return their answers by number.
 
-        If one of them is lost, raises its error without calling any. Otherwise waits for all answers, then raises the
+        If one is lost, raises its error without calling any. Otherwise waits for all answers, then raises the
         error of the first shard that failed.
         """
         shards = {number: self[number] for number in numbers}

@@ -85,8 +85,8 @@ class Facts:
     """Reads and writes the graphs of all collections. Each call runs in the given transaction.
 
     A deleted chunk takes along its statements, their mentions and relations, and entities that are mentioned nowhere
-    else. The schema sees to it, in the transaction that deletes the chunk. What was read under another ``fingerprint``
-    than that of today's extractor counts as not read.
+    else. The schema sees to it, in the transaction that deletes the chunk. Chunks read under another ``fingerprint``
+    than that of today's extractor count as not read.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -193,7 +193,7 @@ class Facts:
         )
 
     def arrays(self, transaction: Transaction, collection: int, dimension: int) -> GraphArrays:
-        """Return a collection's graph. What was embedded with another dimension is left out."""
+        """Return a collection's graph. Vectors of another dimension are left out."""
         size = 2 * dimension
         entities = transaction.execute(
             "SELECT id, embedding FROM entities WHERE collection = ? AND length(embedding) = ? ORDER BY id",
@@ -224,7 +224,7 @@ class Facts:
         )
 
     def names(self, transaction: Transaction, ids: Sequence[int]) -> dict[int, str]:
-        """Return the names of those of these entities that still exist, by id."""
+        """Return the names of the entities that still exist, by id."""
         rows = transaction.execute(
             "SELECT e.id, e.name FROM json_each(?) AS wanted CROSS JOIN entities e ON e.id = wanted.value",
             (json.dumps(list(ids)),),
@@ -232,7 +232,7 @@ class Facts:
         return {row["id"]: row["name"] for row in rows}
 
     def relations(self, transaction: Transaction, ids: Sequence[int]) -> dict[int, StoredRelation]:
-        """Return those of these relations that still exist, by id."""
+        """Return the relations that still exist, by id."""
         rows = transaction.execute(
             """SELECT r.id, h.name, r.relation, t.name, s.chunk
                FROM json_each(?) AS wanted CROSS JOIN relations r ON r.id = wanted.value

@@ -160,7 +160,7 @@ def precompute(
 ) -> None:
     """Compute the KV of documents ahead of time, on idle instances only, as far as the tiers have room.
 
-    Nothing is evicted for it. What does not fit is skipped and counted; shorter documents may fit. Nothing that is
+    Nothing is evicted for it. Documents that do not fit are skipped and counted; shorter ones may fit. Nothing that is
     cached is computed again: the same command continues a job that has ended early, such as with its gateway. Ctrl-C
     leaves the job running. The exit code is 1 if the job failed or was cancelled.
     """

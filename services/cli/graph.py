@@ -31,7 +31,7 @@ def show(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the relations around these entities, and the entities that none of them relates."""
+    """Print the relations around these entities, and the entities that none relates."""
     found = connect(url, api_key).graph(collection, labels or [], max_depth, max_nodes, max_relations)
     if as_json:
         print(json.dumps(found))

@@ -64,7 +64,7 @@ def shared_storage(link: RedisLink, prefix: str) -> RedisStorage:
 class SharedWindows:
     """Windows in Redis, with windows of this gateway's own that decide while Redis is down.
 
-    What this gateway admits counts in both, so a key does not get a fresh quota when Redis goes down.
+    Requests that this gateway admits count in both, so a key does not get a fresh quota when Redis goes down.
     """
 
     def __init__(self, link: RedisLink, shared: Windows, own: Windows) -> None:

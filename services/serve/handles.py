@@ -119,7 +119,7 @@ class ServedInstances:
         return {*self._generator.names(), *self.kv_generators()}
 
     def kv_generators(self) -> Collection[str]:
-        """Return those of them that only generate KV."""
+        """Return those that only generate KV."""
         return self._kv_generator.names() if self._kv_generator is not None else ()
 
     def at(self, instance: str) -> GeneratorHandle:

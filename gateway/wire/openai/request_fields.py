@@ -1,7 +1,7 @@
 """What the bodies of several of OpenAI's endpoints have in common: parameters, sampling, formats and messages.
 
 A request that sets a parameter which RAGTree does not serve is refused, because its answer would not be what the caller
-asked for. Values that change no answer are accepted, since OpenAI's clients send some of them by default.
+asked for. Values that change no answer are accepted, since OpenAI's clients send some by default.
 """
 
 from collections.abc import Mapping, Sequence

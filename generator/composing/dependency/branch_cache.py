@@ -133,7 +133,7 @@ class BranchCache:
     def read(self, branches: Sequence[KeptBranch]) -> TokenKv:
         """A copy of the KV of found branches' tokens, one branch after the other.
 
-        What was found can be read until the next ``add``, even if it is dropped or deleted meanwhile.
+        Found branches can be read until the next ``add``, even if they are dropped or deleted meanwhile.
         """
         return self._memory.rows(_rows(branches))
 

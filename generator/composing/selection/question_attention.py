@@ -19,7 +19,7 @@ class QuestionAttention(Selector):
     """Runs the question over the composed KV, and selects the windows around what it attends to.
 
     It runs the last ``asked_tokens`` of the question at most, as if they stood right after the documents. They select
-    as well as all of them, and a conversation in front of them would cost more than selecting saves.
+    as well as all, and a conversation before them would cost more than selecting saves.
 
     A token's score in a layer is the highest attention of any question token in any head: few heads look facts up, and
     a mean over all would drown them. Scores are averaged over the ``layers`` from half to two thirds of the depth, and

@@ -24,7 +24,7 @@ _BUFFER_BYTES = 2 << 20
 class CpuBlocks(PagedBlocks):
     """Blocks in the CPU's own memory. Each call returns when its copies are made, and so does the engine.
 
-    Threads other than the engine's copy with numpy. torch would start OpenMP threads for each of them, and with more of
+    Threads other than the engine's copy with numpy. torch would start OpenMP threads for each, and with more of
     those than cores, GNU's OpenMP lets all sleep between parallel regions: each later step of the engine would take
     half as long again.
     """

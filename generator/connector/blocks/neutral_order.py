@@ -26,7 +26,7 @@ class NeutralOrder:
     """
 
     def __init__(self, own: Sequence[LayerPlaces], itemsize: int) -> None:
-        """Raises ConfigError if ``own`` are not all elements of a page, each of them once."""
+        """Raises ConfigError if ``own`` are not all elements of a page, each once."""
         elements = np.concatenate([layer.in_page for layer in own])
         if not np.array_equal(np.sort(elements), np.arange(elements.size)):
             raise ConfigError("this engine's pages have no neutral order: their elements are not each one number")
@@ -61,7 +61,7 @@ class NeutralOrder:
 class _Part:
     """The keys, or the values, of consecutive layers of one shape. All of them are one copy, if they lie along axes.
 
-    A neutral page has these layers in ``span``, and the part in the ``columns`` of each of them. The engine's pages
+    A neutral page has these layers in ``span``, and the part in the ``columns`` of each. The engine's pages
     have it at ``places`` [layers, tokens, heads, dims].
     """
 

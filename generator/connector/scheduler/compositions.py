@@ -8,7 +8,7 @@ from generator.connector.step_jobs import ComposeStep, Composition
 class Compositions:
     """Requests whose loads are done and whose KV is to be composed, in order.
 
-    A composition takes part of several steps of the engine. Each step takes one of it, so that other requests go on,
+    A composition takes part of several steps of the engine. Each step takes one part, so that other requests go on,
     and every rank takes the same one.
     """
 

@@ -202,7 +202,7 @@ class BlockRelief:
         """Release as many nodes as needed for the next step. Returns their keys.
 
         ``scheduled`` are the tokens of this step by request, ``requests`` all requests that have not ended, in the
-        order of their arrival, and ``loading`` those of them whose blocks are being loaded.
+        order of their arrival, and ``loading`` those whose blocks are being loaded.
         """
         wanted = len(scheduled) + 1
         if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:

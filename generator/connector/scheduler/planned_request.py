@@ -40,7 +40,7 @@ class PlannedRequest:
     - ``blocks``: the blocks that the engine has allocated to the request.
     - ``offer``: what the engine was last offered to load.
     - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus what was loaded or
-      composed. ``exact``: those of them in front of what was composed.
+      composed. ``exact``: those before the composed part.
     - ``missing``: copies that were planned as sources and could not be read.
     - ``silent``: locations that did not serve a copy. The request asks them for no other one: each costs a timeout.
     - ``peer_reads``: what was read at other locations.
@@ -199,7 +199,7 @@ class PlannedRequest:
     def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
         """The load that carries out the offer; ``held`` are the blocks of the nodes in the GPU tier.
 
-        If several offered nodes reach into one block, it is copied from the last of them, whose page also has the
+        If several offered nodes reach into one block, it is copied from the last one, whose page also has the
         tokens in front.
         """
         local, end, nodes, *_ = self.offer

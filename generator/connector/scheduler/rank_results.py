@@ -60,7 +60,7 @@ class RankResults:
         return [(tier, stored) for (_, tier), stored in partial.items()]
 
     def _on_all(self, held: Sequence[Mapping[Tier, TierContents]]) -> dict[Tier, TierContents]:
-        """What every rank holds, in the first rank's order. Records the nodes that only some of them hold.
+        """What every rank holds, in the first rank's order. Records the nodes that only some hold.
 
         A tier of which a rank does not say what it holds is left out: its nodes are not partial.
         """
@@ -115,7 +115,7 @@ def _on_all_ranks(composed: Sequence[CompositionResult]) -> CompositionResult:
 
 
 def _together(memories: Sequence[KvMemory]) -> KvMemory:
-    """The memory of all ranks as one: each page lies on all of them, and all load at the speed of the slowest one."""
+    """The memory of all ranks as one: each page lies on all ranks, and all load at the speed of the slowest one."""
     ranks = len(memories)
     return msgspec.structs.replace(
         memories[0],

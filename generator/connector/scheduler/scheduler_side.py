@@ -39,7 +39,7 @@ class SchedulerSide:
     """Executes the plans that requests carry to an ``instance``, over blocks of ``page_tokens`` tokens.
 
     The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step, and has ``ranks``
-    tensor-parallel workers. What it computes is written into ``record`` before each step. ``fair_steps`` bounds what
+    tensor-parallel workers. The requests of each step are written into ``record`` before it. ``fair_steps`` bounds what
     prefills take of steps that tenants share.
     """
 
@@ -130,7 +130,7 @@ class SchedulerSide:
         return offer.end - local, state.loads_in_background
 
     def allocated(self, request: "Request", blocks: Sequence[int], external: int) -> None:
-        """Record a request's blocks, and load ``external`` tokens into the last of them."""
+        """Record a request's blocks, and load ``external`` tokens into the last one."""
         state = self._states.get(request.request_id)
         if state is None:
             return
@@ -301,7 +301,7 @@ class SchedulerSide:
     # Nodes
 
     def _prefilled(self, state: PlannedRequest) -> None:
-        """Keep a prompt's nodes as planned: all of them after the first token, else those that are complete."""
+        """Keep a prompt's nodes as planned: all after the first token, else those that are complete."""
         if state.nodes_kept or state.forgotten:
             return
         state.nodes_kept = True
@@ -363,7 +363,7 @@ class SchedulerSide:
         self._compositions.ended(request_id)
         state = self._states.get(request_id)
         if state is not None:
-            # What was given up because its load failed is composed once more, without what is missing.
+            # A composition that was given up because its load failed is composed once more, without what is missing.
             state.not_composed = state.composing and result.failed
         if state is not None and (not result.failed or result.deviation):
             state.composed = Composed(result.reused, result.recomputed, result.deviation)

@@ -124,9 +124,9 @@ class LoadProgress:
 class BackgroundLoads:
     """Runs loads on ``threads`` threads, all of which share each load: one alone does not saturate the memory.
 
-    Each load is reported to ``ended`` once, on one of these threads, when none of them touches its blocks any more. If
+    Each load is reported to ``ended`` once, on one of these threads, when none touches its blocks any more. If
     it has donors, those that could be read go to ``staged`` before. Without ``peering``, nothing is read at other
-    locations. What is read there, or from an object store, has its own threads.
+    locations. Reads there, or from an object store, have their own threads.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Compositions:
         """
         token_ids, question = composition.token_ids, composition.question
         if composition.trees is not None:
-            # What is selected of the documents does not depend on the trees, which are computed afterwards.
+            # The selection in the documents does not depend on the trees, which are computed afterwards.
             question = composition.trees.start
             token_ids = token_ids[:question] + token_ids[composition.trees.end :]
         prompt = ComposedPrompt(
@@ -129,7 +129,7 @@ class Compositions:
         if composition.trees is None:
             state.steps = self._composer.steps(_task(state, composition))
         else:
-            # What could not be loaded in front of trees is computed with them.
+            # Tokens before the trees that could not be loaded are computed with them.
             state.failed = set()
             state.steps = self._with_trees(state, composition, composition.trees)
 

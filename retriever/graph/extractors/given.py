@@ -1,4 +1,4 @@
-"""Triplets that are known of a chunk as a whole: which of its sentences states each of them.
+"""Triplets that are known of a chunk as a whole: which of its sentences states each.
 
 They were uploaded for the chunk, alone or beside what an extractor finds in its text.
 """

@@ -58,7 +58,7 @@ class RulesExtractor:
 
 
 def _statements(doc: Doc, title: Sequence[str]) -> list[Statement]:
-    # Once for all sentences: for one of them, spaCy goes through the whole text, too.
+    # Once for all sentences: for one sentence, spaCy goes through the whole text, too.
     noun_phrases = list(doc.noun_chunks)
     by_root = {phrase.root.i: phrase for phrase in noun_phrases}
     found = []

@@ -9,7 +9,7 @@ from spacy.pipeline import AttributeRuler
 from spacy.tokens import Doc
 
 _MOST_WORDS = 100_000
-"""This number of words takes 10 MiB. What is forgotten is looked up again."""
+"""This number of words takes 10 MiB. Forgotten words are looked up again."""
 
 
 class _Context(NamedTuple):

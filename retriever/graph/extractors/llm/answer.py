@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 def read_answer(text: str) -> Answer:
     """Read an answer: the list ``triplets`` of an object, or a list alone, each perhaps in other text.
 
-    Of a list that breaks off, the triplets before the break are read. What is no triplet in a list is left out.
+    Of a list that breaks off, the triplets before the break are read. Other parts of a list than triplets are left out.
     """
     if thoughts := _THOUGHTS.match(text):
         text = text[thoughts.end() :]
