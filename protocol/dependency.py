@@ -50,7 +50,7 @@ class DependencyTrees(msgspec.Struct, frozen=True):
     """Where a prompt has dependency trees: from the token ``start`` on, the ``branches`` in pre-order.
 
     Each branch attends to the prompt's first ``front`` tokens, its ancestors and itself. Everything after the trees
-    attends to all in front of it. With ``reuse``, branches take the KV that an earlier prompt computed for them.
+    attends to all before it. With ``reuse``, branches take the KV that an earlier prompt computed for them.
     ``dropped`` are the keys of kept branches that leave for these, each after what stood below it.
     """
 

@@ -123,7 +123,7 @@ class ResidencyReport(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, nodes=tuple(held for held in self.nodes if chosen(held.namespace)))
 
     def within(self, prefix: str) -> "ResidencyReport":
-        """Return the report with ``prefix`` in front of all namespaces."""
+        """Return the report with ``prefix`` before all namespaces."""
         nodes = tuple(msgspec.structs.replace(held, namespace=prefix + held.namespace) for held in self.nodes)
         return msgspec.structs.replace(self, nodes=nodes)
 

@@ -252,7 +252,7 @@ class PromptLayout(Protocol):
         paths: Sequence[Path] = (),
         budget: ContextBudget = UNBOUNDED,
     ) -> Prompt:
-        """Lay out documents in front of a conversation that ends with the question, leaving room for the answer.
+        """Lay out documents before a conversation that ends with the question, leaving room for the answer.
 
         ``max_tokens`` is the answer's room. Without ``preamble``, the text that introduces documents is left out.
         ``paths`` of a graph come after the documents, as far as the ``budget`` allows. Documents that do not fit

@@ -161,7 +161,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
 
     The query waited ``queued_ms`` and was ``overtaken`` that many times.
 
-    - ``nodes`` are the prompt's segments in front of the question, in order.
+    - ``nodes`` are the prompt's segments before the question, in order.
     - ``moves`` are carried out first: they make the room that the plan needs.
     - ``ends`` names the instance's speculative plans that give way to this one; they are ended first.
     - ``spare`` lists keys of nodes that the instance may evict from its GPU if requests run short of blocks, least
@@ -172,7 +172,7 @@ class PrefillPlan(msgspec.Struct, frozen=True):
     - ``unshared``: no later query may find what the plan computes, because one of its documents has been deleted.
     - ``recompute``: how donated nodes are composed; None if no node has a donor. No later query finds what a plan
       composes.
-    - ``first``: the plan of a prefill in front of this one, with its own id, if this one composes and some
+    - ``first``: the plan of a prefill before this one, with its own id, if this one composes and some
       documents have no donors. It computes them exactly, after what is loaded, so that they are kept and donate. It is
       part of this plan: what it computes counts as computed.
     - ``trees``: where the prompt has dependency trees; None if it has none. No later query finds their KV in the tree.
@@ -251,7 +251,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
 class ControllerStats(msgspec.Struct, frozen=True):
     """The controller's counters since its start, and its gauges.
 
-    ``planned_cached_tokens`` and ``planned_tokens`` count prompt tokens in front of the question, as planned;
+    ``planned_cached_tokens`` and ``planned_tokens`` count prompt tokens before the question, as planned;
     ``cached_tokens``, ``composed_tokens`` and ``computed_tokens`` count whole prompts, as reported. ``planned_from``
     splits ``planned_cached_tokens`` by tier. ``prepared_tokens`` were loaded or computed while requests were queued;
     KV generators computed ``generated_tokens`` of them.

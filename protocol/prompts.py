@@ -84,7 +84,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> tuple[Segment, ...]:
-        """The non-empty segments in front of the first question: the path of nodes whose KV can be cached."""
+        """The non-empty segments before the first question: the path of nodes whose KV can be cached."""
         in_front = takewhile(lambda segment: segment.kind is not SegmentKind.QUESTION, self.segments)
         return tuple(segment for segment in in_front if segment.token_ids)
 

@@ -51,7 +51,7 @@ class RerankFailure(StrEnum):
 
 
 class Reranking(msgspec.Struct, frozen=True):
-    """What became of a search's reranking: the reranker had ``candidates`` chunks, and took ``elapsed_ms``.
+    """The outcome of a search's reranking: the reranker had ``candidates`` chunks, and took ``elapsed_ms``.
 
     If it ``failed``, ``reason`` says why, and the results are those of the search.
     """
@@ -160,7 +160,7 @@ class CandidateSet(msgspec.Struct, frozen=True):
     Only the last set of a search is ``final``. The first set of a hybrid search has been found by words alone, and
     counts all that follows as one stage, which is not planned yet. ``elapsed_ms`` counts from the start of the search.
     ``unknown_keys`` are filter attributes that no document has. ``missing_shards`` did not return all their results,
-    and may have had better chunks. ``reranking`` is what became of it, if the final documents were to be reranked. In a
+    and may have had better chunks. ``reranking`` is the outcome, if the final documents were to be reranked. In a
     graph ``mode``, the final scores are the graph's, about 1 for the best chunk, and ``graph`` is what led to
     them; those of both rankings are there, too. The stores that were searched had all of this at ``revisions``.
     """

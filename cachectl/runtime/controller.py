@@ -237,7 +237,7 @@ class Controller:
         self._deliveries.start()
 
     async def complete(self, report: CompletionReport) -> None:
-        """Release the query's plan or its wait, and record what became of it.
+        """Release the query's plan or its wait, and record the outcome.
 
         The query's speculation ends in any case; its plan is completed on its own. Moves of a plan that ended before
         its first token become pending again. Other instances find what the plan wrote to shared tiers from now on, if

@@ -45,7 +45,7 @@ _SPARE_NODES = 16
 
 
 def request_of(query_id: str, namespace: str, prompt: Prompt, unshared: bool = False) -> Request:
-    """The request for a prompt: the segments in front of the question are its path in the tree's namespace.
+    """The request for a prompt: the segments before the question are its path in the tree's namespace.
 
     An ``unshared`` prompt has no path at all.
     """
@@ -171,7 +171,7 @@ class Messages:
         )
         if not grant.first:
             return plan
-        # The prefill in front of a composed prompt makes the room for both.
+        # The prefill before a composed prompt makes the room for both.
         first = PrefillPlan(
             query_id=f"{plan.query_id}~first",
             instance=plan.instance,

@@ -62,7 +62,7 @@ def canonical_order(
 class CachedFirstOrder:
     """The order with the longest cached prefix, in tokens. The documents after it keep the order of the search.
 
-    With a ``score_gap``, no document stands in front of one whose score is higher by more than this. So documents
+    With a ``score_gap``, no document comes before one whose score is higher by more than this. So documents
     change places only if the search finds them about equally good. Without scores there is no such bound.
 
     The search follows cached paths only, depth first and better ranks first. So its work grows with what is cached of
@@ -108,7 +108,7 @@ def order_by_name(name: str, score_gap: float | None = None) -> OrderStrategy:
 
 
 class _ScoreBound(NamedTuple):
-    """Which documents may stand in front of better ones: their scores, in falling order, differ by at most ``gap``."""
+    """Which documents may come before better ones: their scores, in falling order, differ by at most ``gap``."""
 
     scores: Sequence[float]
     gap: float

@@ -13,7 +13,7 @@ from protocol.tiers import Tier
 
 
 class MovesUnderWay:
-    """Batches of moves from the moment when an instance takes them until it is known what became of them.
+    """Batches of moves from the moment when an instance takes them until their outcome is known.
 
     A batch ends once: it is confirmed, in doubt, given back, or lost with its instance. Until then its copies in shared
     tiers have the instance as their ``writer``, and only that instance finds them; and what its moves delete from disk

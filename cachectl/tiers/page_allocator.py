@@ -10,9 +10,9 @@ from protocol.kv import Pages
 _LAST = 1 << 31
 """Marks the link of a node's last page. Its other bits are the index of the node's stamp."""
 _HELD = 2**32 - 1
-"""Stands for a page that is not free, where free pages have the one in front of them."""
+"""Stands for a page that is not free, where free pages have the one before them."""
 _NONE = _HELD - 1
-"""Stands for the page in front of the first free one."""
+"""Stands for the page before the first free one."""
 
 
 class PageAllocator:
@@ -44,7 +44,7 @@ class PageAllocator:
         # 0 for a place that no node has.
         self._stamps = array("Q")
         self._unused = array("I")
-        # While nodes are restored: the free page in front of each free one, and the stamps in use.
+        # While nodes are restored: the free page before each free one, and the stamps in use.
         self._before: array[int] | None = None
         self._known: set[int] = set()
 
@@ -159,7 +159,7 @@ class PageAllocator:
         return bool(link & _LAST) and self._stamps[link ^ _LAST] == pages.stamp
 
     def _unsettle(self) -> array[int]:
-        """Find the free page in front of each free one, as any page may be taken out, and the stamps in use."""
+        """Find the free page before each free one, as any page may be taken out, and the stamps in use."""
         links = self._links
         before = array("I", [_HELD]) * len(links)
         previous, index = _NONE, self._first_free

@@ -1,6 +1,6 @@
-"""A composed prompt's path: what is loaded, what is prefilled exactly in front of the prompt, and what is donated.
+"""A composed prompt's path: what is loaded, what is prefilled exactly before the prompt, and what is donated.
 
-Nothing composed is kept, so what no document donates is computed without the donated ones in front of it:
+Nothing composed is kept, so what no document donates is computed without the donated ones before it:
 
     prompt      system ── D1 ── D2 ── D3 ── D4      D1 is cached here, D2 and D4 elsewhere, D3 nowhere
     exact       system ── D1 ────── D3              prefilled first, so that D3 is kept, and donates
@@ -68,7 +68,7 @@ def compose(
 
     The instance with this GPU composes it, and reads what others have over ``links``.
 
-    Those that are computed and kept are prefilled first, with what is in front of them. Those that cannot be kept are
+    Those that are computed and kept are prefilled first, with what is before them. Those that cannot be kept are
     computed among what is composed.
     """
     loaded = len(path.hits)

@@ -10,7 +10,7 @@ from protocol.plans import Fallback, PlannedNode
 
 
 class ComputedFirst(NamedTuple):
-    """A document of the prefill in front of a composed one; ``place`` is its index in the composed prompt."""
+    """A document of the prefill before a composed one; ``place`` is its index in the composed prompt."""
 
     place: int
     document: PlannedNode

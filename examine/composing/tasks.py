@@ -164,7 +164,7 @@ PROJECTS = tuple(f"{first} {second}" for first, second in product(_FIRST.split()
 
 
 def hide(draws: random.Random, text: str, sentences: Iterable[str]) -> str:
-    """Return a text with sentences at random places in front of its last one."""
+    """Return a text with sentences at random places before its last one."""
     parts = text.split(". ")
     for sentence in sentences:
         parts.insert(draws.randint(0, len(parts) - 1), sentence)

@@ -21,7 +21,7 @@ CacheJobStatus: TypeAlias = Literal["queued", "in_progress", "cancelled"] | Endi
 
 
 class Prefills(msgspec.Struct, kw_only=True):
-    """What became of ``total`` prefills so far.
+    """The outcome of ``total`` prefills so far.
 
     ``computed`` are new in the tree, ``present`` were there already, for ``no_room`` the tiers had no room, and
     ``failed`` raised an error.

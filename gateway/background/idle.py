@@ -72,7 +72,7 @@ Outcome: TypeAlias = Literal["computed", "present", "no_room"]
 
 
 class Prefilled(NamedTuple):
-    """What became of a prefill: computed, present in the tree before, or without room in the tiers."""
+    """The outcome of a prefill: computed, present in the tree before, or without room in the tiers."""
 
     outcome: Outcome
     computed_tokens: int = 0
@@ -96,7 +96,7 @@ class IdlePrefill:
         self._attempts = AttemptCounts[str]()
 
     async def attempt(self, request: AdmissionRequest, *, evicting: bool) -> Prefilled | None:
-        """What became of the prefill; None if the stack is busy.
+        """The outcome of the prefill; None if the stack is busy.
 
         Unless it is ``evicting``, there is no room for documents that do not fit beside what an idle instance's tiers
         hold. Raises what the parts raise, UnknownDocument for one that was deleted meanwhile, EngineFailed for one that

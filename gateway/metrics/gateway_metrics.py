@@ -168,7 +168,7 @@ class GatewayMetrics:
             self._rerank_failures.labels(found.reranking.reason.value).inc()
 
     def rewritten(self, rewriting: Rewriting) -> None:
-        """Count a follow-up that was to be rewritten, by what became of it."""
+        """Count a follow-up that was to be rewritten, by the outcome."""
         self._rewrites.labels(rewriting.reason.value if rewriting.reason else rewriting.status).inc()
 
     def admitted(self, queued_s: float, overtakes: int) -> None:

@@ -115,7 +115,7 @@ class Transcript:
         return events.QueryCreated(**self._stamp(), model=self.query.model, created_at=int(self.arrived_at))
 
     def rewritten(self, rewriting: Rewriting, began_ms: float) -> None:
-        """Record what became of a follow-up that was to be rewritten. That began at ``began_ms`` and ends now."""
+        """Record the outcome of a follow-up that was to be rewritten. That began at ``began_ms`` and ends now."""
         self._rewriting = rewriting
         self.timeline.rewritten(rewriting, began_ms)
 

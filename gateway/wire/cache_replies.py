@@ -34,7 +34,7 @@ class TierReply(TierStats, frozen=True, kw_only=True):
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's policy, load and tiers.
 
-    Since the controller's start, plans had ``planned_tokens`` in front of their questions. Of these, the plans loaded
+    Since the controller's start, plans had ``planned_tokens`` before their questions. Of these, the plans loaded
     ``planned_cached_tokens`` instead of computing them.
     """
 

@@ -223,7 +223,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     was asked for. ``facts_attention`` says how the prompt attended to facts of the graph, null if it has none;
     ``facts_fallback`` why not within trees, if it was to. ``reranking`` says whether a reranker ordered the results, or
     why it did not; null if it was not to. ``graph`` is the part of the collection's graph that led to the results; null
-    without a graph ``mode``. ``rewriting`` is what became of a follow-up that was to be rewritten; null otherwise.
+    without a graph ``mode``. ``rewriting`` is the outcome of a follow-up that was to be rewritten; null otherwise.
     ``timeline`` and ``logprobs`` are present on request.
     """
 

@@ -2,5 +2,5 @@
 
 A document's keys and values were computed once, in another prompt. ``attention_layers`` reads them
 out of pages and turns the keys to their new positions, and ``partial_forward`` computes some of the tokens again, so
-that they see the documents in front of them. ``selection`` chooses which. ``composer`` does all of it for one request.
+that they see the documents before them. ``selection`` chooses which. ``composer`` does all of it for one request.
 """

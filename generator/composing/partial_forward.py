@@ -27,7 +27,7 @@ _SHARE_PER_RECOMPUTED = 2.0
 class AttendedBlocks:
     """The blocks that matter to the question, for tokens of ``documents`` that are computed again.
 
-    Half of what computing a token again costs is its attention to what is in front of it, most of which the question
+    Half of what computing a token again costs is its attention to what is before it, most of which the question
     does not ask for. So a token attends to the prompt's front, to its own document, and to those blocks between them to
     which the question pays the most ``attention``. That has one value for each position up to the end of the last
     document. The share of these blocks rises with the ``share`` of tokens that is computed again, up to all.
@@ -56,7 +56,7 @@ class AttendedBlocks:
         return torch.arange(end)
 
     def _in_front_of(self, document: Run) -> torch.Tensor:
-        """The blocks in front of a document's own ones that its tokens attend to."""
+        """The blocks before a document's own ones that its tokens attend to."""
         own = document.start // self._page_tokens
         front = min(self._front, own)
         between = self._best_first[(self._best_first >= front) & (self._best_first < own)]

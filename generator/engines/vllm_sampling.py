@@ -22,7 +22,7 @@ SEED_ARGUMENT = "ragtree_seed"
 
 _FOR_MINUS_ONE = 2**63 - 1
 _PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
-"""The time and the line of C++ in front of messages of xgrammar."""
+"""The time and the line of C++ before messages of xgrammar."""
 
 _LEAST_REPETITION_PENALTY = 0.01
 """vLLM divides logits by it. With much less they overflow, and no token follows a schema any more."""

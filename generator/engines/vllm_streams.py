@@ -79,11 +79,11 @@ class PlanStreams:
         self._requests = requests
         self._router = router
         self._boot = boot
-        # The running prefills in front of others, by the ids of those.
+        # The running prefills before others, by the ids of those.
         self._firsts: dict[str, str] = {}
 
     def end(self, plan_id: str) -> None:
-        """End a plan's request in the background, or that of the prefill in front of it."""
+        """End a plan's request in the background, or that of the prefill before it."""
         self._requests.end(plan_id)
         if plan_id in self._firsts:
             self._requests.end(self._firsts[plan_id])
@@ -107,7 +107,7 @@ class PlanStreams:
                 begun = True
 
     async def _prefill_first(self, plan: PrefillPlan, first: PrefillPlan) -> FirstPrefill:
-        """Carry out the prefill in front of a plan's."""
+        """Carry out the prefill before a plan's."""
         prefill: PrefillResult | None = None
         unwritten: tuple[LostCopy, ...] | None = None
         self._firsts[plan.query_id] = first.query_id

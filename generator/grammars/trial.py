@@ -16,7 +16,7 @@ _WALK_TOKENS = 64
 _STRUCTURE = re.compile(rb'[\s"{}\[\],:]*["{}\[\],:][\s"{}\[\],:]*')
 """Tokens that begin or end parts of JSON. Answers of random tokens alone would never leave their first string."""
 _PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
-"""The time and the line of C++ in front of messages of xgrammar."""
+"""The time and the line of C++ before messages of xgrammar."""
 _LONGEST_MESSAGE = 500
 
 Mask = npt.NDArray[np.int32]

@@ -74,7 +74,7 @@ class SegmentLayout:
         paths: Sequence[Path] = (),
         budget: ContextBudget = UNBOUNDED,
     ) -> Prompt:
-        """Lay out documents and paths in front of a conversation. Documents that do not fit are dropped from the tail.
+        """Lay out documents and paths before a conversation. Documents that do not fit are dropped from the tail.
 
         Without their own budget, paths take up to a quarter of the room. Documents have the rest. Raises
         QuestionTooLong if the model's context or the budget is exceeded even without documents, and InvalidRequest if

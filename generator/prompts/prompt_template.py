@@ -7,7 +7,7 @@ whose KV is kept.
 
 The default system prompt and the preamble, which opens the user's turn, are the options ``generator.system_prompt`` and
 ``generator.preamble``. The model's chat template is rendered once, with marks in place of all texts that come from
-outside, and split at the marks. So a document's token ids depend on its text alone, the ids in front of the documents
+outside, and split at the marks. So a document's token ids depend on its text alone, the ids before the documents
 depend on the system prompt and the preamble alone, and control tokens come only from the chat template.
 """
 

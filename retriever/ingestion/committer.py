@@ -45,7 +45,7 @@ class Committer:
     New chunks enter the indexes before the commit, and old ones leave them after. So the store resolves every hit of a
     concurrent search to one side of the commit. The same commit removes the items from the queue, so a crash loses
     nothing and repeats nothing. ``on_change`` is called with a collection after documents have come or gone.
-    ``attempts`` are those at items of the queue, and ``counts`` what became of them.
+    ``attempts`` are those at items of the queue, and ``counts`` their outcomes.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def load_pdf(content: bytes) -> LoadedText:
 
 
 def _first_lines(pages: Sequence[str]) -> Iterator[int]:
-    """The first line of each page. Empty pages in front of the first text begin with it."""
+    """The first line of each page. Empty pages before the first text begin with it."""
     begun, line = False, 1
     for page in pages:
         yield line

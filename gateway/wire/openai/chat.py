@@ -1,7 +1,7 @@
 """OpenAI's chat endpoint: the body of a request, and the answer as one object or as chunks of a stream.
 
 In addition to OpenAI's fields, a completion and the first chunk of a stream have ``citations`` and ``partial``, which
-is true if the results of a lost or slow shard of the index are missing. ``rewriting`` is what became of a follow-up
+is true if the results of a lost or slow shard of the index are missing. ``rewriting`` is the outcome of a follow-up
 that was to be rewritten; null otherwise.
 """
 

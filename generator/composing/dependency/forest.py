@@ -69,7 +69,7 @@ class Forest:
         own = slice(branches.start, branches.stop)
         ancestors = self.ancestors[own, own]
         of_token = torch.arange(len(branches)).repeat_interleave(self._counts[own])
-        # An ancestor stands in front of a token. So this also makes a branch's own tokens attend causally.
+        # An ancestor comes before a token. So this also makes a branch's own tokens attend causally.
         return ancestors[of_token][:, of_token].tril()
 
 
@@ -109,7 +109,7 @@ def tree_pass(
         attended = ancestors[branch_of[tokens]]
         own = attended.any(0)[branch_of].nonzero()[:, 0]
         own = own[own <= tokens[-1]]
-        # The second condition is for a branch's own tokens: ancestors stand in front of a token anyway.
+        # The second condition is for a branch's own tokens: ancestors come before a token anyway.
         in_tree = attended[:, branch_of[own]] & (own <= tokens[:, None])
         in_front = torch.ones(len(tokens), forest.front, dtype=torch.bool)
         places.append(torch.cat([front, own + forest.place.start]))

@@ -56,7 +56,7 @@ class TreeComposer:
         self._step_tokens = step_tokens
 
     def steps(self, task: TreeTask) -> Iterator[Composed | None]:
-        """Compute what stands in front of a prompt's trees, and the trees, in steps. The last one yields the result."""
+        """Compute what comes before a prompt's trees, and the trees, in steps. The last one yields the result."""
         task.trees.check(len(task.token_ids))
         in_front = [Run(task.exact, task.trees.start)] if task.exact < task.trees.start else []
         for part in slices(in_front, self._step_tokens):

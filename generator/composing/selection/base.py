@@ -25,7 +25,7 @@ class ComposedPrompt(NamedTuple):
     ``token_ids`` are the prompt's. The ``question`` comes after all documents; its KV is not there yet, and may have
     no blocks. One block more than the documents need is there to write to. ``contents``
     name the documents. Before the prompt was begun, documents were deleted ``deletions`` times. ``scores`` are those of
-    each position in front of the question, if a selector computes them beside the engine.
+    each position before the question, if a selector computes them beside the engine.
     """
 
     token_ids: torch.Tensor

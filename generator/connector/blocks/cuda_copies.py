@@ -71,7 +71,7 @@ class CudaCopies:
     def indices(self, numbers: Sequence[int]) -> torch.Tensor:
         """Numbers as a tensor on the GPU, copied on the current stream.
 
-        From memory that is not pinned, the copy would wait for all that is in front of it on the stream: for the step
+        From memory that is not pinned, the copy would wait for all that is before it on the stream: for the step
         before, on the engine's thread. The pinned memory is torch's own, which is not handed out again before a copy
         that ``non_blocking`` has begun from it is done, although nothing refers to it here any more.
         """

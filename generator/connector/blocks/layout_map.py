@@ -77,7 +77,7 @@ class Slab(NamedTuple):
 def slabs_of(caches: Sequence[torch.Tensor]) -> list[Slab]:
     """The memory of each block of ``caches``, whose first dimension is the blocks, in as few slabs as possible.
 
-    A layer has one slab if its blocks are dense, and several if, for example, all keys lie in front of all values. A
+    A layer has one slab if its blocks are dense, and several if, for example, all keys lie before all values. A
     layout that keeps a block's layers next to each other has one slab for all. The elements of a block are
     counted layer by layer, in the order of each layer's own dimensions. Raises ConfigError if numbers are scattered.
     """

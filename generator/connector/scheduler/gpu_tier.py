@@ -74,7 +74,7 @@ class GpuTier:
         return tuple(HeldNode(held.node.namespace, held.node.path, held.node.tokens) for held in self._held.values())
 
     def hold(self, node: KvNode, parent: str | None, prompt_blocks: Sequence[int]) -> None:
-        """Hold a node of a prompt with these blocks. ``parent`` is the key of the node in front of it."""
+        """Hold a node of a prompt with these blocks. ``parent`` is the key of the node before it."""
         if node.key in self._held:
             return
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
@@ -236,7 +236,7 @@ class BlockRelief:
         return max(0, total - max(len(state.blocks) if keeps_blocks else 0, self._held_blocks(state)))
 
     def _held_blocks(self, state: PlannedRequest) -> int:
-        """The whole blocks in front of the first node of a plan that is not held."""
+        """The whole blocks before the first node of a plan that is not held."""
         tokens = 0
         for node in state.nodes:
             if node.key not in self._gpu:

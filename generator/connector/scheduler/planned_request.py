@@ -18,7 +18,7 @@ class Offer(NamedTuple):
     """What a request can load: tokens from ``local``, the start of a block, up to ``end``, out of ``nodes``.
 
     If there are ``donated`` nodes, the tokens after ``nodes``, up to the last donated one's end, are composed or
-    computed, also in the background. So is what stands in front of the prompt's ``trees``, and these.
+    computed, also in the background. So is what comes before the prompt's ``trees``, and these.
     """
 
     local: int
@@ -96,7 +96,7 @@ class PlannedRequest:
         return {node.key for node in self.nodes}
 
     def parent(self, index: int) -> str | None:
-        """The key of the node in front of a node, or None for the first."""
+        """The key of the node before a node, or None for the first."""
         return self.nodes[index - 1].key if index else None
 
     def planned(self, index: int) -> PlannedNode:

@@ -138,7 +138,7 @@ class SchedulerSide:
         self._leaves_blocks(state)
         state.blocks = list(blocks)
         if request.num_computed_tokens:
-            # This is the second call for a load. vLLM has counted the tokens in front of the first block that failed.
+            # This is the second call for a load. vLLM has counted the tokens before the first block that failed.
             if not request.num_preemptions:
                 state.limit_cached(request.num_computed_tokens)
             return

@@ -33,7 +33,7 @@ class _State:
 
     - ``prompt``: as it was when the load began, and ``deletions``: how often documents with trees had been deleted.
     - ``staged``: the pages of donors, by the positions that their documents start at.
-    - ``failed``: the blocks in front of what is to be composed that could not be loaded; None before the load ends.
+    - ``failed``: the blocks before what is to be composed that could not be loaded; None before the load ends.
     - ``steps``: those of the composition, once it runs, and ``unusable``: its blocks, of no use if it fails.
     """
 
@@ -134,7 +134,7 @@ class Compositions:
             state.steps = self._with_trees(state, composition, composition.trees)
 
     def _with_trees(self, state: _State, composition: Composition, trees: DependencyTrees) -> Iterator[Composed | None]:
-        """Compose the documents in front of trees, if they have donors, and then the trees."""
+        """Compose the documents before trees, if they have donors, and then the trees."""
         assert self._trees is not None, "the engine has no attention within trees"
         exact, documents = composition.exact, Composed(0, 0, 0.0)
         if composition.donors:
