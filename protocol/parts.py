@@ -20,7 +20,6 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
-from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.generation import EngineInfo, GenerationStep, Sampling
 from protocol.graph import UNBOUNDED, ContextBudget, GraphRequest, GraphView, Path
 from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
@@ -33,7 +32,15 @@ from protocol.plans import (
     SpeculationDecision,
 )
 from protocol.prompts import ChatMessage, Prompt
-from protocol.retrieval import CandidateSet, Chunk, DocumentChunks, SearchKind, SearchRequest
+from protocol.retrieval import (
+    CandidateSet,
+    Chunk,
+    DocumentChunks,
+    EmbeddingRequest,
+    Embeddings,
+    SearchKind,
+    SearchRequest,
+)
 
 
 class Retriever(Protocol):

@@ -1,4 +1,4 @@
-"""Search requests, and the stages of their results."""
+"""Search requests, the stages of their results, and texts to embed."""
 
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -191,3 +191,23 @@ class CandidateSet(msgspec.Struct, frozen=True):
         if self.search is not SearchKind.HYBRID and not self.reranked and self.graph is None:
             return self.scores if kind is self.search else (None,) * len(self.docs)
         return self.dense_scores if kind is SearchKind.DENSE else self.sparse_scores
+
+
+TextKind = Literal["document", "query"]
+"""What a text is. Some models embed questions differently from what answers them."""
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True):
+    """Texts to embed as one kind of text with the embedder ``model``, into vectors of ``dimensions`` if that is set."""
+
+    texts: tuple[str, ...]
+    model: str
+    kind: TextKind = "document"
+    dimensions: int | None = None
+
+
+class Embeddings(msgspec.Struct, frozen=True):
+    """The unit vectors of texts, in order, each as little-endian float32. ``tokens`` counts the tokens of all texts."""
+
+    vectors: tuple[bytes, ...]
+    tokens: int

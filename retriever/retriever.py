@@ -18,10 +18,9 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
-from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import InvalidRequest, NoGraph, RetrieverNotReady, UnknownDocument
 from protocol.graph import GraphRequest, GraphView
-from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, DocumentChunks, EmbeddingRequest, Embeddings, SearchKind, SearchRequest
 from retriever.embedding.base import Embedder, embed_request
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.ingestion.document_checks import checked_name

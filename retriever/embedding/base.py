@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import InvalidRequest, UnknownModel
+from protocol.retrieval import EmbeddingRequest, Embeddings
 
 Vector = npt.NDArray[np.float32]
 """One or several unit vectors: [dimension] or [n, dimension]."""

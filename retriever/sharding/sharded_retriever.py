@@ -18,10 +18,9 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
-from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import NoGraph, Unavailable, UnknownCollection, UnknownDocument
 from protocol.graph import GraphRequest, GraphView
-from protocol.retrieval import CandidateSet, DocumentChunks, SearchKind, SearchRequest
+from protocol.retrieval import CandidateSet, DocumentChunks, EmbeddingRequest, Embeddings, SearchKind, SearchRequest
 from retriever.ingestion.upload_intake import body_hash
 from retriever.reranking.base import Scores
 from retriever.reranking.factory import build_reranking

@@ -23,7 +23,6 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
-from protocol.embeddings import EmbeddingRequest, Embeddings
 from protocol.errors import (
     EmptyDocument,
     InvalidEncoding,
@@ -61,6 +60,8 @@ from protocol.retrieval import (
     CandidateSet,
     Chunk,
     DocumentChunks,
+    EmbeddingRequest,
+    Embeddings,
     Lines,
     Reranking,
     SearchKind,

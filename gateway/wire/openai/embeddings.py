@@ -9,8 +9,8 @@ from pydantic import Field
 
 from gateway.wire.openai.request_fields import OpenAIBody
 from gateway.wire.schemas import Text
-from protocol.embeddings import EmbeddingRequest, Embeddings, TextKind
 from protocol.errors import UnsupportedParameter
+from protocol.retrieval import EmbeddingRequest, Embeddings, TextKind
 
 _Input = Annotated[Text, Field(min_length=1)]
 _Inputs = Annotated[list[_Input], Field(fail_fast=True)]

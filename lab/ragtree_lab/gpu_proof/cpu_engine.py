@@ -48,7 +48,7 @@ class CpuEngine:
         """Start it, and wait until it answers. Raises ValueError if its process ends before."""
         file = self._task.scratch / "cpu-task"
         file.write_bytes(msgspec.json.encode(self._task))
-        self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - it returns at once; our own command
+        self._process = subprocess.Popen(  # noqa: ASYNC220, S603  # nosec B603  # it returns at once; our own command
             [self._interpreter, "-m", __name__, str(file)], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         )
         while self._link is None:

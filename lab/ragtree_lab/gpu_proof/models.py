@@ -53,8 +53,8 @@ def make_model(folder: Path, name: str, longest: int) -> Path:
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "bos_token_id": None,  # nosec B105  # a token of text
+        "eos_token_id": None,  # nosec B105  # a token of text
     }
     (folder / "config.json").write_text(json.dumps(config))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -63,6 +63,6 @@ def make_model(folder: Path, name: str, longest: int) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(CONTROL_TOKENS))
     tokenizer.save(str(folder / "tokenizer.json"))
-    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}  # nosec B105  # a token of text
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     return folder

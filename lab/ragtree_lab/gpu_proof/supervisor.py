@@ -119,7 +119,7 @@ class Supervisor:
     @contextmanager
     def _process(self, task: Path, group: Group, log: int) -> "Iterator[subprocess.Popen[bytes]]":
         """A process and all that it starts, ended at the end of the block."""
-        process = subprocess.Popen(  # noqa: S603 - our own command
+        process = subprocess.Popen(  # noqa: S603  # nosec B603  # our own command
             self._command(task),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -18,9 +18,9 @@ from gateway.routes.bodies import MOST, JsonSize, json_size
 from gateway.tasks import SHORT, off_loop
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
-from protocol.embeddings import Embeddings
 from protocol.errors import QuestionTooLong
 from protocol.prompts import ChatMessage
+from protocol.retrieval import Embeddings
 
 KIB = 1024
 JSON = {"Content-Type": "application/json"}

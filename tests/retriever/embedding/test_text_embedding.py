@@ -5,8 +5,8 @@ import pytest
 from retriever_cases import running, settings
 from sharded_cases import running_shards
 
-from protocol.embeddings import EmbeddingRequest
 from protocol.errors import InvalidRequest, RetrieverNotReady, UnknownModel
+from protocol.retrieval import EmbeddingRequest
 from retriever.build import build_retriever
 from retriever.embedding.base import embed_request
 from retriever.embedding.hashing import HashingEmbedder

@@ -73,6 +73,8 @@ def test_the_worker_ends_with_its_parent(process):
     # What the kernel does when the parent is gone.
     worker.stdin.close()
     assert worker.wait(30) == 0
+    with pytest.raises(Unavailable, match="has ended"):
+        process.extract(SOURCES)
 
 
 def test_closing_ends_a_group_that_is_being_read(process):
