@@ -17,6 +17,7 @@ def test_missing_model_is_reported_at_once(tmp_path):
     assert RunState(tmp_path).running() is None
 
 
+@pytest.mark.prove("services/", "generator/engines/")
 @pytest.mark.vllm
 def test_unknown_engine_arguments_are_reported_at_once(tmp_path):
     given = {"RAGTREE_GENERATOR__ENGINE_ARGS": '{"no_such_argument": 1}'}

@@ -8,6 +8,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ from rerank_server import serving
 from reranked_answers import RerankedAnswers, ingest_numbered, reranking_by
 from stacks import FAKE, PATIENCE_S, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.prove("retriever/", "services/", "gateway/query/")]
 
 SHARDED = {
     **FAKE,
@@ -97,10 +99,16 @@ def has_all_shards(stack):
         return client.get("/v1/collections").status_code == 200
 
 
-def kill_a_shard(stack) -> None:
+@contextmanager
+def lost_shard(stack) -> Iterator[None]:
+    """A shard that hangs meanwhile, and is killed then. A killed one would be back before some query notices."""
     (replica,) = stack.processes("ServeReplica:retriever-1")
-    replica.kill()
-    replica.wait(PATIENCE_S)
+    replica.suspend()
+    try:
+        yield
+    finally:
+        replica.kill()
+        replica.wait(PATIENCE_S)
 
 
 class TestReranked(RerankedAnswers):
@@ -111,8 +119,8 @@ def test_a_lost_shard_leaves_the_answer_partial_until_it_is_back(sharded):
     whole = sharded.query(**QUESTION).json()
     assert {result["document_id"] for result in whole["results"]} == set(DOCUMENTS)
     assert (whole["partial"], whole["missing_shards"]) == (False, [])
-    kill_a_shard(sharded)
-    partial = sharded.query(**QUESTION).json()
+    with lost_shard(sharded):
+        partial = sharded.query(**QUESTION).json()
     assert (partial["partial"], partial["missing_shards"]) == (True, ["1"])
     expected = [result for result in whole["results"] if result["chunk_id"].startswith("0.")]
     assert [result["chunk_id"] for result in partial["results"]] == [result["chunk_id"] for result in expected]
@@ -122,8 +130,8 @@ def test_a_lost_shard_leaves_the_answer_partial_until_it_is_back(sharded):
 
 def test_a_lost_shard_fails_the_search_if_answers_must_be_whole(sharded, strict_gateway):
     assert strict_gateway.post("/query", json=QUESTION).status_code == 200
-    kill_a_shard(sharded)
-    refused = strict_gateway.post("/query", json=QUESTION)
+    with lost_shard(sharded):
+        refused = strict_gateway.post("/query", json=QUESTION)
     assert (refused.status_code, refused.json()["error"]["code"]) in [
         (503, "retriever_not_ready"),
         (503, "shard_timeout"),

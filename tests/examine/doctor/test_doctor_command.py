@@ -79,18 +79,20 @@ def test_a_right_engine_passes_and_nothing_is_left(places, model):
 @pytest.mark.parametrize(
     ("variables", "name", "why"),
     [
-        (
+        pytest.param(
             {"RAGTREE_GENERATOR__MODEL": "/no/such/model"},
             "model",
             "'/no/such/model' is not a shipped model",
+            id="model",
         ),
-        (
+        pytest.param(
             {"RAGTREE_GENERATOR__MAX_MODEL_LEN": "4096"},
             "vLLM without the cache",
             "User-specified max_model_len (4096) is greater than the derived max_model_len",
+            id="length",
+            marks=pytest.mark.prove("examine/doctor/", "generator/engines/"),
         ),
     ],
-    ids=["model", "length"],
 )
 def test_what_is_refused_is_said(places, model, variables, name, why):
     ran = subprocess.run(

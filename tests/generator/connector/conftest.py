@@ -26,7 +26,12 @@ EngineOf = Callable[[bool], Awaitable[Started]]
 """Returns the engine that schedules its steps asynchronously, or the one that does not."""
 
 
-@pytest.fixture(params=[False, True], ids=["steps in turn", "asynchronous steps"])
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="steps in turn"),
+        pytest.param(True, id="asynchronous steps", marks=pytest.mark.prove("generator/")),
+    ]
+)
 def asynchronous(request) -> bool:
     """Whether the engine schedules a step before the last one is done, which is vLLM's default on CUDA."""
     return request.param
