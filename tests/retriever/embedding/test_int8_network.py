@@ -151,6 +151,7 @@ def test_model_that_cannot_be_traced_is_not_converted(model):
         Int8Network(untraceable)
 
 
+@pytest.mark.prove("retriever/embedding/", "requirements/")
 def test_network_that_only_has_the_shapes_of_its_trace_is_not_used(model):
     class TwoTexts(LastModule):
         def forward(self, features):
@@ -164,6 +165,7 @@ def test_network_that_only_has_the_shapes_of_its_trace_is_not_used(model):
         Int8Network(fixed)
 
 
+@pytest.mark.prove("retriever/embedding/", "requirements/")
 def test_model_that_loses_its_meaning_in_8_bits_is_not_converted(model, monkeypatch):
     monkeypatch.setattr(int8_network, "_LEAST_SIMILARITY", 0.99999)
     with pytest.raises(ConversionError, match="vectors of its texts change"):

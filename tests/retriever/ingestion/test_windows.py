@@ -85,6 +85,7 @@ def grown() -> dict[str, float]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.prove("retriever/ingestion/", "retriever/embedding/")
 @pytest.mark.parametrize("kind", MEASURED)
 def test_memory_does_not_grow_with_the_tokens_of_a_document(grown, kind):
     # Tokenized at once, 1 MiB of marks takes hundreds.

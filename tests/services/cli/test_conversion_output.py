@@ -23,6 +23,8 @@ configure_logging()
 ModelStore(Path(sys.argv[2])).resolve(sys.argv[1])
 """
 
+pytestmark = pytest.mark.prove("generator/models.py", "protocol/logs.py")
+
 
 @pytest.fixture
 def command(tmp_path):
