@@ -26,16 +26,22 @@ def waits_for_others(report: Report) -> None:
     report.meet()
 
 
+@pytest.fixture(autouse=True)
+def none_left():
+    """No process outlives a test. Those of other tests' engines were there before."""
+    before = {*multiprocessing.active_children()}
+    yield
+    assert {*multiprocessing.active_children()} <= before
+
+
 def test_results_come_in_order_from_processes_of_their_own():
     advanced: list[int] = []
     results = in_processes([partial(number_and_process, number) for number in (5, 6)], advanced.append)
     assert [number for number, _ in results] == [5, 6]
     assert len({os.getpid(), *(process for _, process in results)}) == 3
     assert sorted(advanced) == [5, 6]
-    assert multiprocessing.active_children() == []
 
 
 def test_a_process_that_dies_is_reported_and_the_others_end():
     with pytest.raises(InternalError, match="ended before its task was done"):
         in_processes([waits_for_others, dies], lambda _: None)
-    assert multiprocessing.active_children() == []
