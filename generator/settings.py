@@ -122,7 +122,12 @@ class KvSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    enabled: bool = Field(True, description="Keep documents' KV; false: use only vLLM's own prefix cache.")
+    enabled: bool | Literal["auto"] = Field(
+        "auto",
+        description="Keep documents' KV. `auto`: keep it if the connector supports the model and the engine's options, "
+        "else use only vLLM's own prefix cache, and log what is not supported. `true`: else refuse to start. `false`: "
+        "use only vLLM's own prefix cache.",
+    )
     gpu_share: float = Field(
         0.5, ge=0, lt=1, description="Share of the engine's KV cache for documents; requests need the rest."
     )

@@ -150,8 +150,9 @@ class ComposingInfo(msgspec.Struct, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
-    ``kv`` is None if no KV is kept outside the engine's own cache, ``step`` if prefills are not batched, ``composing``
-    if its KV cannot be composed; ``not_composing`` says why. All are None before the engine is started.
+    ``kv`` is None if no KV is kept outside the engine's own cache; ``not_kept`` says why if it should have been.
+    ``step`` is None if prefills are not batched, ``composing`` if its KV cannot be composed, which ``not_composing``
+    explains. All are None before the engine is started.
     """
 
     model: str
@@ -161,6 +162,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     step: StepBudget | None = None
     composing: ComposingInfo | None = None
     not_composing: str = ""
+    not_kept: str = ""
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

@@ -125,7 +125,8 @@ class EngineSlot:
         try:
             self._engine = await self._exits.enter_async_context(engine)
         except ConfigError as error:
+            if _ELSEWHERE not in error.message:
+                raise
             # vLLM starts in its own processes, whose errors reach this one only as text.
-            reason = self._log.reason(before) if _ELSEWHERE in error.message else None
-            raise ConfigError(reason or error.message, error.param) from error
+            raise ConfigError(self._log.reason(before) or error.message, error.param) from error
         return self._engine

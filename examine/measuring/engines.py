@@ -78,7 +78,7 @@ class EngineMaker:
 
     def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401
         """How our engines keep KV; ``kv`` overrides the settings. Never in the object store that a stack uses."""
-        return self._settings.kv.model_copy(update={"object_store": None, **kv})
+        return self._settings.kv.model_copy(update={"enabled": True, "object_store": None, **kv})
 
     @asynccontextmanager
     async def plain(self) -> AsyncGenerator[VllmEngine]:

@@ -20,6 +20,7 @@ from protocol.errors import ConfigError
 from protocol.generation import ASKED_TOKENS
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _PROBED = (1, 100, 1000)
@@ -44,6 +45,7 @@ class Composers(NamedTuple):
 def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composers:
     """Composers on an engine's model, which must be idle. Raises ConfigError if its KV cannot be composed."""
     config = runner.vllm_config
+    _check_kind(config)
     registered = config.compilation_config.static_forward_context
     layers = attention_layers(runner.model, registered, blocks.places(), num_blocks)
     forward = PartialForward(runner, blocks.page_tokens)
@@ -68,6 +70,14 @@ def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int
     except ConfigError as error:
         return Composers(documents, None, error.message, 0)
     return Composers(documents, trees, "", branch_tokens)
+
+
+def _check_kind(config: "VllmConfig") -> None:
+    """Raise ConfigError for KV that is not keys and values in the model's own dtype."""
+    if config.model_config.use_mla:
+        raise ConfigError("KV of multi-head latent attention (MLA) cannot be composed", "reuse")
+    if str(config.cache_config.cache_dtype).startswith("fp8"):
+        raise ConfigError("KV in FP8 cannot be composed", "reuse")
 
 
 def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Between an engine's process and the one that has started it: the end of both, a refusal, and what was computed last.
+"""Between an engine's process and the one that has started it: the end of both, and what was computed last.
 
-vLLM ends its engines when it is closed. After a SIGKILL nobody does, and an engine would keep its GPU for good. vLLM
-says to the process that starts an engine only that the engine has ended: a file tells why the connector has refused. A
-step that ends the engine leaves nothing else behind: another file, which outlives the engine, tells which requests were
-computed when it died, and which ones only waited.
+vLLM ends its engines when it is closed. After a SIGKILL nobody does, and an engine would keep its GPU for good. A step
+that ends the engine leaves nothing but a file, which outlives the engine: it tells which requests were computed when it
+died, and which ones only waited.
 """
 
 import atexit
@@ -14,20 +13,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _PATIENCE_S = 10.0
 """After SIGTERM, an engine has this long to end its ranks and to free its shared memory."""
-REFUSAL_FILE = "refusal_file"
-"""The entry of ``kv_connector_extra_config`` that names the file."""
 STEP_FILE = "step_file"
 """The entry of ``kv_connector_extra_config`` that names the file."""
 
@@ -53,24 +47,6 @@ def exit_without_collecting() -> None:
     """Do so when this process ends. Does nothing in a process that ``multiprocessing`` has not started."""
     if multiprocessing.parent_process() is not None:
         atexit.register(gc.freeze)
-
-
-def name_refusal_file(config: "VllmConfig", file: Path) -> None:
-    """Name the file in the configuration of an engine that has not started yet."""
-    transfer = config.kv_transfer_config
-    transfer.kv_connector_extra_config = {**transfer.kv_connector_extra_config, REFUSAL_FILE: str(file)}
-
-
-@contextmanager
-def refusal_passed_on(config: "VllmConfig") -> Iterator[None]:
-    """Write the message of a ConfigError into the file, if the configuration names one."""
-    try:
-        yield
-    except ConfigError as error:
-        file = config.kv_transfer_config.kv_connector_extra_config.get(REFUSAL_FILE)
-        if file is not None:
-            Path(file).write_text(error.message, encoding="utf-8")
-        raise
 
 
 class StepRecord:

@@ -1,4 +1,4 @@
-"""What RAGTree's connector supports of vLLM: an allow-list. Anything else is refused when the engine starts.
+"""What RAGTree's connector supports of vLLM: an allow-list. An engine of anything else starts without the connector.
 
 The connector finds KV by its tokens and copies whole blocks. So a model or an option belongs here only if a block's KV
 depends on nothing but the tokens up to its end, and stays in its block while the request runs.
@@ -9,16 +9,22 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVQuantMode,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
-from generator.connector.engine_process import refusal_passed_on
-from protocol.errors import ConfigError
+from generator.connector.refusal import UnsupportedByConnector, refusal_passed_on
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
 _SET_TO_1 = "set it to 1"
 _LEAVE_OUT = "leave it out"
 _OWN_DTYPE = "set kv_cache_dtype to the model's own dtype"
@@ -63,21 +69,20 @@ _UNSUPPORTED_MODELS: dict[str, Callable[[Any], Any]] = {
     "an encoder and a decoder": lambda model: model.is_encoder_decoder,
     "no attention": lambda model: model.is_attention_free,
     "state layers such as Mamba's": lambda model: model.is_hybrid,
-    "multi-head latent attention (MLA)": lambda model: model.use_mla,
     "chunked local attention": lambda model: model.attention_chunk_size,
     "layers that share other layers' KV": lambda model: getattr(model.hf_text_config, "num_kv_shared_layers", 0),
 }
 
 
 def check(config: "VllmConfig", kv_cache: "KVCacheConfig") -> None:
-    """Check everything, in the engine's process. Raises ConfigError for what is not supported."""
+    """Check everything, in the engine's process. Raises UnsupportedByConnector."""
     with refusal_passed_on(config):
         check_config(config)
         check_kv_cache(kv_cache)
 
 
 def check_config(config: "VllmConfig") -> None:
-    """Check what is known before the engine starts. Raises ConfigError for what is not supported."""
+    """Check what is known before the engine starts. Raises UnsupportedByConnector."""
     for option in _OPTIONS:
         value = attrgetter(option.place)(config)
         if value not in option.allowed:
@@ -90,13 +95,19 @@ def check_config(config: "VllmConfig") -> None:
             raise _refusal(f"models with {trait}", _WITHOUT)
     if config.cache_config.sliding_window is not None:
         raise _sliding_window(config.cache_config.sliding_window)
+    if model.use_mla and not config.scheduler_config.enable_chunked_prefill:
+        # vLLM's reference kernels attend to no token of an earlier step.
+        raise _refusal("multi-head latent attention (MLA) on a CPU without AMX", _WITHOUT)
+    # Scales that a first prompt decides differ from start to start. vLLM 0.32 has no such option any more.
+    if getattr(config.cache_config, "calculate_kv_scales", False):
+        raise _refusal("vLLM's calculate_kv_scales", _LEAVE_OUT)
     cache_dtype = str(config.cache_config.cache_dtype)
-    if cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
+    if cache_dtype not in ("auto", str(model.dtype).removeprefix("torch."), *(_FP8 if not model.use_mla else ())):
         raise _refusal(f"vLLM's kv_cache_dtype={cache_dtype}", _OWN_DTYPE)
 
 
 def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
-    """Check what vLLM keeps for each layer of the loaded model. Raises ConfigError for what is not supported."""
+    """Check what vLLM keeps for each layer of the loaded model. Raises UnsupportedByConnector."""
     if len(kv_cache.kv_cache_groups) != 1:
         raise _refusal("models whose layers keep different kinds of KV", _WITHOUT)
     specs = _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec)
@@ -106,7 +117,7 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
         unsupported = _unsupported_attention(spec)
         if unsupported:
             raise _refusal(f"models with {unsupported}", _WITHOUT)
-        if spec.dtype not in _DTYPES or spec.kv_quant_mode is not KVQuantMode.NONE:
+        if not (_is_fp8(spec) or (spec.dtype in _DTYPES and spec.kv_quant_mode is KVQuantMode.NONE)):
             raise _refusal("quantised KV", _OWN_DTYPE)
     if len({spec.dtype for spec in specs}) > 1:
         raise _refusal("layers with KV in different dtypes", _OWN_DTYPE)
@@ -122,9 +133,11 @@ def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
 
     A sliding window is supported in a model that also has layers without one: vLLM then keeps all tokens' KV.
     """
-    # Its subclasses are other kinds of attention.
-    if type(spec) is not FullAttentionSpec:
+    # Other subclasses are other kinds of attention.
+    if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
         return f"attention of vLLM's kind {type(spec).__name__}"
+    if type(spec) is MLAAttentionSpec and (spec.dtype not in _DTYPES or _has_indexer(spec)):
+        return "sparse or quantised multi-head latent attention"
     if spec.attention_chunk_size is not None:
         return "chunked local attention"
     if spec.non_causal:
@@ -135,7 +148,27 @@ def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
     return None
 
 
-def _sliding_window(tokens: int) -> ConfigError:
+def is_latent(kv_cache: "KVCacheConfig") -> bool:
+    """Whether the layers keep latent vectors (MLA), and not keys and values."""
+    return any(type(spec) is MLAAttentionSpec for spec in _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec))
+
+
+def is_quantised(kv_cache: "KVCacheConfig") -> bool:
+    """Whether the layers keep keys and values in FP8."""
+    return any(map(_is_fp8, _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec)))
+
+
+def _is_fp8(spec: "KVCacheSpec") -> bool:
+    """Whether a layer keeps FP8 with one scale for all tokens, which belongs to the weights."""
+    return bool(spec.kv_quant_mode is KVQuantMode.FP8_PER_TENSOR and spec.dtype is torch.uint8)
+
+
+def _has_indexer(spec: "KVCacheSpec") -> bool:
+    """Whether a layer also keeps what decides which tokens it attends to. vLLM 0.26 has none of these fields."""
+    return bool(getattr(spec, "model_version", None) or getattr(spec, "is_index_group_leader", False))
+
+
+def _sliding_window(tokens: int) -> UnsupportedByConnector:
     """The refusal of a model whose blocks outside of the window vLLM frees and uses again."""
     return _refusal(
         f"models whose layers all have a sliding window (here {tokens} tokens)",
@@ -143,5 +176,5 @@ def _sliding_window(tokens: int) -> ConfigError:
     )
 
 
-def _refusal(what: str, instead: str) -> ConfigError:
-    return ConfigError(f"RAGTree's connector does not support {what}: {instead}", param="generator")
+def _refusal(what: str, instead: str) -> UnsupportedByConnector:
+    return UnsupportedByConnector(f"RAGTree's connector does not support {what}: {instead}", param="generator")

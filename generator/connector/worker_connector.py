@@ -19,10 +19,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from generator.composing.build import new_composers
 from generator.connector import supported
-from generator.connector.blocks.layout_map import LayerWriter
+from generator.connector.blocks.layout_map import BlockWriter, LatentWriter, LayerWriter
 from generator.connector.blocks.open_blocks import layers_of, open_blocks, prefers_contiguous_blocks, required_layout
 from generator.connector.blocks.paged_blocks import EngineCache, PagedBlocks
-from generator.connector.engine_process import REFUSAL_FILE, STEP_FILE, refusal_passed_on
+from generator.connector.engine_process import STEP_FILE
+from generator.connector.refusal import REFUSAL_FILE, refusal_passed_on
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.fingerprint import fingerprint
@@ -197,9 +198,13 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         assert isinstance(jobs, StepJobs)
         return jobs
 
-    def _writer_of(self, name: str) -> LayerWriter:
+    def _writer_of(self, name: str) -> BlockWriter:
         """The attention backend's own way to write into a layer's cache."""
-        return LayerWriter(self._vllm_config.compilation_config.static_forward_context[name], self._page_tokens)
+        layer = self._vllm_config.compilation_config.static_forward_context[name]
+        if supported.is_latent(self._kv_cache_config):
+            return LatentWriter(layer, self._page_tokens)
+        dtype = self._vllm_config.model_config.dtype
+        return LayerWriter(layer, self._page_tokens, dtype if supported.is_quantised(self._kv_cache_config) else None)
 
     def _attention(self, names: Iterable[str]) -> str:
         """The names of these layers' attention backends."""

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+import structlog
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from generator.connector.engine_process import LastSteps, name_refusal_file
+from generator.connector.engine_process import LastSteps
+from generator.connector.refusal import UnsupportedByConnector, name_refusal_file, read_refusal
 from generator.engines.vllm_arguments import (
     WORKER_EXTENSION,
     engine_arguments,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from generator.connector.report_router import ReportRouter
+
+log = structlog.get_logger(__name__)
 
 _WARM_UP_TOKENS = 64
 _METRIC_PREFIX = "vllm:"
@@ -68,9 +72,27 @@ class VllmEngine:
         self._running: _Running | None = None
 
     async def start(self) -> None:
-        """Load the model. Raises ConfigError if vLLM refuses the model or its arguments."""
+        """Load the model, and keep its KV if the connector supports it and ``kv.enabled`` does not forbid it.
+
+        Raises ConfigError if vLLM refuses the model or its arguments, UnsupportedByConnector if KV must be kept and the
+        connector cannot.
+        """
         prepare_environment(self._settings)
-        arguments = engine_arguments(self._settings, self._folder, self._instance)
+        try:
+            await self._start(self._settings)
+            return
+        except UnsupportedByConnector as refusal:
+            if self._settings.kv.enabled != "auto":
+                raise
+            why = refusal.message
+        # Not while the error is handled, which keeps what the first start has loaded.
+        log.warning("kv_not_kept", why=why)
+        without = self._settings.kv.model_copy(update={"enabled": False})
+        await self._start(self._settings.model_copy(update={"kv": without}))
+        self._info = msgspec.structs.replace(self._info, not_kept=why)
+
+    async def _start(self, settings: GeneratorSettings) -> None:
+        arguments = engine_arguments(settings, self._folder, self._instance)
         router = _report_router() if uses_connector(arguments) else None
         # Not a local variable here: a failed import inside vLLM keeps this frame, and with it a closed engine.
         steps = LastSteps() if router is not None else None
@@ -183,7 +205,7 @@ class VllmEngine:
         from generator.connector.supported import check_config
 
         with TemporaryDirectory(prefix="ragtree-start-") as folder:
-            refusal = Path(folder) / "refusal"
+            refusal_file = Path(folder) / "refusal"
             try:
                 given = AsyncEngineArgs(**arguments)
                 config = given.create_engine_config()
@@ -192,7 +214,7 @@ class VllmEngine:
                     config.scheduler_config.async_scheduling = True
                 if router is not None:
                     check_config(config)
-                    name_refusal_file(config, refusal)
+                    name_refusal_file(config, refusal_file)
                 if steps is not None:
                     steps.name_in(config)
                 # On the event loop and not in a thread, because vLLM binds its sockets to the loop that creates it.
@@ -204,8 +226,8 @@ class VllmEngine:
                 )
             # vLLM raises AttributeError for a connector that is not in the named module.
             except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-                if refusal.exists():
-                    raise ConfigError(refusal.read_text(encoding="utf-8"), param="generator") from error
+                if (refusal := read_refusal(refusal_file)) is not None:
+                    raise refusal from error
                 raise ConfigError(f"vLLM cannot run {self._settings.model!r}: {_said(error)}", "generator") from error
 
 

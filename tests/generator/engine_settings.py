@@ -1,6 +1,7 @@
 """Settings of the real engines in these tests."""
 
 from pathlib import Path
+from typing import Literal
 
 from generator.settings import GeneratorSettings, KvSettings, PeerSettings
 
@@ -12,7 +13,7 @@ STEPS = {"max_num_batched_tokens": 256, "long_prefill_token_threshold": 192}
 """Steps that are shorter than prompts, so that prefills take several."""
 
 
-def small_engine(folder: Path, kv_enabled: bool = True) -> GeneratorSettings:
+def small_engine(folder: Path, kv_enabled: bool | Literal["auto"] = True) -> GeneratorSettings:
     """An engine with a small KV cache that keeps KV under ``folder``.
 
     It computes in float32, because in bfloat16, the default of some machines, other step sizes round to other tokens.

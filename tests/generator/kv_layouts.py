@@ -41,6 +41,7 @@ class Writer:
     """Writes into a cache of one block, as a backend does."""
 
     shape = KvShape(TOKENS, HEADS, DIM, DIM)
+    quantised = None
 
     def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         if cache.dim() == 4:

@@ -9,11 +9,14 @@ from model_folders import make_model_folder
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
+    DeepseekV2Config,
     Gemma4TextConfig,
     GptOssConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
+    Qwen3NextConfig,
 )
 
 WINDOW = 64
@@ -76,6 +79,59 @@ def gpt_oss() -> GptOssConfig:
 def hidden_window() -> GptOssConfig:
     """One layer, to which vLLM gives a sliding window, although the configuration says nothing of it."""
     return GptOssConfig(**_SIZES, **_EXPERTS, num_hidden_layers=1, layer_types=[FULL], sliding_window=WINDOW)
+
+
+def deepseek() -> DeepseekV2Config:
+    """Multi-head latent attention (MLA)."""
+    return DeepseekV2Config(
+        **_SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64},
+        num_hidden_layers=2,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        # All layers are dense.
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        moe_intermediate_size=64,
+    )
+
+
+def qwen3_next() -> Qwen3NextConfig:
+    """Gated delta nets, which keep a state, in three of four layers."""
+    return Qwen3NextConfig(
+        **_SIZES,
+        num_hidden_layers=4,
+        layer_types=["linear_attention"] * 3 + [FULL],
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    )
+
+
+def lfm2() -> Lfm2Config:
+    """Short convolutions, which keep a state, in three of four layers."""
+    return Lfm2Config(
+        **_SIZES,
+        num_hidden_layers=4,
+        layer_types=["conv", "conv", FULL, "conv"],
+        conv_L_cache=3,
+        conv_dim=64,
+        conv_dim_out=64,
+        conv_bias=False,
+        block_dim=64,
+        block_multiple_of=64,
+        block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=False,
+        norm_eps=1e-5,
+    )
 
 
 def make_config_folder(folder: Path, config: PretrainedConfig) -> Path:

@@ -12,6 +12,7 @@ from examine.doctor.outcome import Outcome
 from examine.measuring.engines import Generation
 from examine.measuring.kv_paths import INSTANCE
 from examine.measuring.tier_rounds import plain_round
+from generator.connector.refusal import UnsupportedByConnector
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import InternalError
 from protocol.plans import PrefillPlan
@@ -70,11 +71,16 @@ class CachingEngine:
     needs = (PlainEngine.name,)
 
     async def run(self, context: Context) -> Outcome:
-        """Fails with the reason if the connector refuses the model or the options."""
+        """Fails with the reason if the connector refuses the model or the options, unless a stack would go without."""
         if not context.settings.kv.enabled:
             return Outcome.skipped("generator.kv.enabled is false")
         began = perf_counter()
-        engine = await context.engine.start_caching()
+        try:
+            engine = await context.engine.start_caching()
+        except UnsupportedByConnector as refusal:
+            if context.settings.kv.enabled != "auto":
+                raise
+            return Outcome.skipped(f"a stack serves this model without it. {refusal.message}")
         memory = (await engine.info()).kv
         if memory is None:
             return Outcome.failed("generator.engine_args names another KV connector: remove its kv_transfer_config")

@@ -5,7 +5,7 @@ so each element of the block tells what it is. Not every dtype represents an ind
 digit, in several passes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protocol.errors import ConfigError
+from generator.connector.refusal import UnsupportedByConnector
 
 _BASE = 64
-"""Of the digits. They are written as 1 to 64, which bfloat16, float16 and int8 represent exactly; 0 means unwritten."""
+"""Of the digits. They are written as 1 to 64, which bfloat16 and float16 represent exactly; 0 means unwritten."""
+
+_QUANTISED_BASE = 8
+"""Of the digits in a quantised cache. Both kinds of FP8 represent 1 to 8 exactly."""
 
 
 class Axes(NamedTuple):
@@ -79,7 +82,8 @@ def slabs_of(caches: Sequence[torch.Tensor]) -> list[Slab]:
 
     A layer has one slab if its blocks are dense, and several if, for example, all keys lie before all values. A
     layout that keeps a block's layers next to each other has one slab for all. The elements of a block are
-    counted layer by layer, in the order of each layer's own dimensions. Raises ConfigError if numbers are scattered.
+    counted layer by layer, in the order of each layer's own dimensions. Raises UnsupportedByConnector if numbers
+    are scattered.
     """
     first = 0
     parts: list[Slab] = []
@@ -101,7 +105,7 @@ def _dense_parts(cache: torch.Tensor, numbers: NDArray[np.uint32]) -> Iterator[S
     numbers = numbers.transpose(dims)
     outer = next(count for count in range(len(dims) + 1) if ordered[(0,) * (count + 1)].is_contiguous())
     if outer == len(dims):
-        raise ConfigError(f"the numbers of a KV cache of shape {tuple(cache.shape)} are scattered in memory")
+        raise UnsupportedByConnector(f"the numbers of a KV cache of shape {tuple(cache.shape)} are scattered in memory")
     for index in np.ndindex(*ordered.shape[1 : outer + 1]):
         part = ordered[(slice(None), *index)]
         size = part.element_size()
@@ -165,6 +169,10 @@ class BlockWriter(Protocol):
 
     shape: KvShape
 
+    @property
+    def quantised(self) -> torch.dtype | None:
+        """The dtype of keys and values that the backend turns into codes of one byte, else None."""
+
     def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write all tokens of the block."""
 
@@ -172,14 +180,39 @@ class BlockWriter(Protocol):
 class LayerWriter:
     """Writes with the attention backend of a ``layer`` of vLLM, whose blocks have ``tokens`` tokens."""
 
-    def __init__(self, layer: Any, tokens: int) -> None:  # noqa: ANN401  # vLLM is untyped here
+    def __init__(self, layer: Any, tokens: int, quantised: torch.dtype | None = None) -> None:  # noqa: ANN401  # vLLM is untyped here
         self.shape = KvShape(tokens, layer.num_kv_heads, layer.head_size, layer.head_size_v)
+        self.quantised = quantised
         self._layer = layer
 
     def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write all tokens of the block."""
-        slots = torch.arange(self.shape.tokens, dtype=torch.int64, device=cache.device)
-        self._layer.impl.do_kv_cache_update(self._layer, keys, values, cache, slots)
+        if self.quantised is not None:
+            # The backend divides by the layer's scales.
+            keys, values = keys * self._layer._k_scale_float, values * self._layer._v_scale_float
+        self._layer.impl.do_kv_cache_update(self._layer, keys, values, cache, _slots(self.shape.tokens, cache))
+
+
+class LatentWriter:
+    """Writes into an MLA ``layer`` of vLLM: the keys are the latent vectors, the values the rotary part of the keys."""
+
+    quantised = None
+
+    def __init__(self, layer: Any, tokens: int) -> None:  # noqa: ANN401  # vLLM is untyped here
+        self.shape = KvShape(tokens, 1, layer.kv_lora_rank, layer.qk_rope_head_dim)
+        self._layer = layer
+
+    def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write all tokens of the block."""
+        layer, shape = self._layer, self.shape
+        tokens = cache.view(1, shape.tokens, shape.key_dim + shape.value_dim)
+        latent, slots = keys.squeeze(1), _slots(shape.tokens, cache)
+        layer.impl.do_kv_cache_update(latent, values, tokens, slots, layer.kv_cache_dtype, layer._k_scale)
+
+
+def _slots(tokens: int, cache: torch.Tensor) -> torch.Tensor:
+    """The slots of the first block."""
+    return torch.arange(tokens, dtype=torch.int64, device=cache.device)
 
 
 class LayoutMap:
@@ -201,24 +234,54 @@ def learn_indexes(name: str, cache: torch.Tensor, page: torch.Tensor, writer: Bl
     """For each element of ``page``, the index of the number that it holds: keys first, then values, in C order.
 
     ``cache`` is scratch memory for one block of the layer ``name``. ``page`` is a view of the same memory, with its
-    elements in the order in which pages have them. Raises ConfigError if an element holds no number, or not its own.
+    elements in the order in which pages have them. Raises UnsupportedByConnector if an element holds no number, or not
+    its own.
     """
     shape = writer.shape
     numbers = torch.arange(shape.numbers, device=cache.device)
     indexes = np.zeros(page.numel(), np.int64)
+    base = _BASE if writer.quantised is None else _QUANTISED_BASE
+    read = _values if writer.quantised is None else _digits_of_codes(cache, page, writer)
     weight = 1
     while weight < shape.numbers:
-        written = (numbers // weight % _BASE + 1).to(cache.dtype)
-        keys, values = written[: shape.keys], written[shape.keys :]
-        cache.zero_()
-        writer.write(
-            cache,
-            keys.view(shape.tokens, shape.heads, shape.key_dim),
-            values.view(shape.tokens, shape.heads, shape.value_dim),
-        )
+        _write(cache, numbers // weight % base + 1, writer)
         # An element that is never written gets a negative index.
-        indexes += (page.reshape(-1).double().cpu().numpy().astype(np.int64) - 1) * weight
-        weight *= _BASE
+        indexes += (read(page) - 1) * weight
+        weight *= base
     if not np.array_equal(np.sort(indexes), np.arange(shape.numbers)):
-        raise ConfigError(f"RAGTree cannot find out where the attention backend of layer {name} keeps keys and values")
+        raise UnsupportedByConnector(
+            f"RAGTree cannot find out where the attention backend of layer {name} keeps keys and values"
+        )
     return indexes.astype(np.uint32)
+
+
+def _write(cache: torch.Tensor, digits: torch.Tensor, writer: BlockWriter) -> None:
+    """Write one digit for each number of a block."""
+    shape = writer.shape
+    written = digits.to(writer.quantised or cache.dtype)
+    keys, values = written[: shape.keys], written[shape.keys :]
+    cache.zero_()
+    writer.write(
+        cache,
+        keys.view(shape.tokens, shape.heads, shape.key_dim),
+        values.view(shape.tokens, shape.heads, shape.value_dim),
+    )
+
+
+def _values(page: torch.Tensor) -> NDArray[np.int64]:
+    return page.reshape(-1).double().cpu().numpy().astype(np.int64)
+
+
+def _digits_of_codes(
+    cache: torch.Tensor, page: torch.Tensor, writer: BlockWriter
+) -> Callable[[torch.Tensor], NDArray[np.int64]]:
+    """A function that reads the digits of a quantised page. Each digit's code is what the backend makes of it."""
+    digits = np.zeros(256, np.int64)
+    for digit in range(1, _QUANTISED_BASE + 1):
+        _write(cache, torch.full((writer.shape.numbers,), digit, device=cache.device), writer)
+        digits[_codes(page)] = digit
+    return lambda page: digits[_codes(page)]
+
+
+def _codes(page: torch.Tensor) -> NDArray[np.uint8]:
+    return page.reshape(-1).view(torch.uint8).cpu().numpy()

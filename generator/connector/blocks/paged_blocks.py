@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes, slabs_of
 from generator.connector.blocks.staged_pages import StagedPages
+from generator.connector.refusal import UnsupportedByConnector
 from generator.tiers.base import Page
-from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from generator.connector.step_jobs import BlockCopy
@@ -65,12 +65,12 @@ class PagedBlocks(ABC):
     """
 
     def __init__(self, cache: EngineCache) -> None:
-        """Raises ConfigError if the layout of the cache is not supported."""
+        """Raises UnsupportedByConnector if the layout of the cache is not supported."""
         self.page_tokens = cache.page_tokens
         rows = [_by_block(name, layer, cache.num_blocks) for name, layer in cache.layers.items()]
         self.dtype = rows[0].dtype
         if any(row.dtype != self.dtype for row in rows):
-            raise ConfigError("the layers keep their KV in different dtypes, which RAGTree cannot page")
+            raise UnsupportedByConnector("the layers keep their KV in different dtypes, which RAGTree cannot page")
         self._shapes = Counter(tuple(row.shape[1:]) for row in rows)
         slabs = slabs_of(rows)
         self._slabs = [slab.memory for slab in slabs]
@@ -183,7 +183,7 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """The cache with its blocks as the first dimension."""
     dims = [dim for dim, size in enumerate(cache.shape) if size == num_blocks]
     if not dims:
-        raise ConfigError(
+        raise UnsupportedByConnector(
             f"the KV cache of layer {name} has shape {tuple(cache.shape)}, without a dimension of {num_blocks} blocks"
         )
     # Backends put the blocks first, or second after K and V.

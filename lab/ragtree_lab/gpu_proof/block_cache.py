@@ -42,6 +42,8 @@ class CacheShape(NamedTuple):
 class _Writer:
     """Writes a block as an attention backend with this kind of layout does."""
 
+    quantised = None
+
     def __init__(self, shape: KvShape, packed: bool) -> None:
         self.shape = shape
         self._packed = packed

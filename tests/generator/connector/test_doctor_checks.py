@@ -225,11 +225,12 @@ async def test_kv_that_a_restart_changes_is_found(examined, engine, kv_folder):
     )
 
 
-async def test_what_the_connector_refuses_is_said(tiny_model, tmp_path):
-    refused = {"kv_cache_dtype": "fp8"}
-    with doctor_context(tmp_path, model=str(tiny_model), max_model_len=1024, engine_args=refused) as context:
+@pytest.mark.parametrize(("enabled", "status"), [(True, Status.FAILED), ("auto", Status.SKIPPED)])
+async def test_what_the_connector_refuses_is_said(tiny_model, tmp_path, enabled, status):
+    refused = {"max_model_len": 1024, "dtype": "float32", "engine_args": {"kv_cache_dtype": "bfloat16"}}
+    with doctor_context(tmp_path, kv={"enabled": enabled}, model=str(tiny_model), **refused) as context:
         found = await Examination([NothingToDo(), CachingEngine()]).run(context, lambda *_: None)
-    (failure,) = found.failures
-    assert failure.why == (
-        "RAGTree's connector does not support vLLM's kv_cache_dtype=fp8: set kv_cache_dtype to the model's own dtype"
+    assert found.checks[-1].status is status
+    assert found.checks[-1].why.endswith(
+        "connector does not support vLLM's kv_cache_dtype=bfloat16: set kv_cache_dtype to the model's own dtype"
     )

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from generator.connector.engine_process import name_refusal_file
+from generator.connector.refusal import UnsupportedByConnector, name_refusal_file, read_refusal, refusal_passed_on
 from generator.connector.supported import check, check_config, check_kv_cache
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
@@ -71,6 +71,8 @@ class TestOptions:
             {"model": "gemma4"},
             {"model": "gpt-oss"},
             {"model": "long", "disable_sliding_window": True},
+            {"kv_cache_dtype": "fp8"},
+            {"kv_cache_dtype": "fp8_e5m2"},
         ],
         ids=str,
     )
@@ -90,7 +92,6 @@ class TestOptions:
             ({"speculative_config": NGRAM}, "vLLM's speculative_config: leave it out"),
             ({"weight_transfer_config": {"backend": "nccl"}}, "vLLM's weight_transfer_config: leave it out"),
             ({"runner": "pooling"}, "vLLM's runner_type=pooling: set runner to generate"),
-            ({"kv_cache_dtype": "fp8"}, "vLLM's kv_cache_dtype=fp8: set kv_cache_dtype to the model's own dtype"),
             ({"kv_cache_dtype": "float16"}, "vLLM's kv_cache_dtype=float16: set kv_cache_dtype to the model's own"),
             ({"kv_transfer_config": {"kv_role": "kv_consumer"}}, "vLLM's kv_role=kv_consumer: set it to kv_both"),
             (
@@ -137,10 +138,6 @@ class TestModels:
         ("overrides", "words"),
         [
             ({"is_encoder_decoder": True}, "models with an encoder and a decoder: run them without it"),
-            (
-                {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64},
-                "models with multi-head latent attention (MLA): run them without it",
-            ),
             ({"attention_chunk_size": 8192}, "models with chunked local attention: run them without it"),
             ({"num_kv_shared_layers": 1}, "models with layers that share other layers' KV: run them without it"),
         ],
@@ -149,6 +146,19 @@ class TestModels:
     def test_refused_by_the_models_own_configuration(self, configured, overrides, words):
         config = configured(hf_overrides=overrides, max_num_batched_tokens=1024)
         assert words in refusal(check_config, config)
+
+    def test_latent_attention_needs_kernels_that_attend_to_earlier_steps(self, configured):
+        config = configured(hf_overrides={"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64})
+        config.scheduler_config.enable_chunked_prefill = True
+        check_config(config)
+        config.scheduler_config.enable_chunked_prefill = False
+        assert "multi-head latent attention (MLA) on a CPU without AMX" in refusal(check_config, config)
+
+    def test_latent_vectors_in_fp8_are_refused(self, configured):
+        config = configured(hf_overrides={"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64})
+        config.scheduler_config.enable_chunked_prefill = True
+        config.cache_config.cache_dtype = "fp8"
+        assert "vLLM's kv_cache_dtype=fp8: set kv_cache_dtype to the model's" in refusal(check_config, config)
 
     @pytest.mark.parametrize(
         ("trait", "words"),
@@ -173,8 +183,10 @@ class TestLayers:
             [replace(FULL, dtype=torch.bfloat16)],
             [FULL, WINDOW, WINDOW],
             [replace(FULL, head_size=64, head_size_v=64), WINDOW],
+            [replace(FULL, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)],
+            [MLAAttentionSpec(**HEADS)],
         ],
-        ids=["full", "bfloat16", "with a window", "with a window and other heads"],
+        ids=["full", "bfloat16", "with a window", "with a window and other heads", "fp8", "latent"],
     )
     def test_supported(self, configured, layers):
         config = configured()
@@ -199,7 +211,8 @@ class TestLayers:
     @pytest.mark.parametrize(
         ("spec", "words"),
         [
-            (MLAAttentionSpec(**HEADS), "MLAAttentionSpec"),
+            (MLAAttentionSpec(**HEADS | {"dtype": torch.uint8}), "sparse or quantised multi-head latent attention"),
+            (MLAAttentionSpec(**HEADS, is_index_group_leader=True), "sparse or quantised multi-head latent attention"),
             (RSWASpec(**HEADS, rswa_window=64), "RSWASpec"),
             (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
             (CrossAttentionSpec(**HEADS), "CrossAttentionSpec"),
@@ -226,9 +239,18 @@ class TestSentence:
         config = configured()
         name_refusal_file(config, tmp_path / "refusal")
         check(config, kv_cache(FULL))
-        assert not (tmp_path / "refusal").exists()
+        assert read_refusal(tmp_path / "refusal") is None
         sentence = refusal(check, config, kv_cache(WINDOW))
-        assert (tmp_path / "refusal").read_text(encoding="utf-8") == sentence
+        left = read_refusal(tmp_path / "refusal")
+        assert (type(left), str(left)) == (UnsupportedByConnector, sentence)
+
+    def test_a_folder_that_cannot_be_used_is_no_refusal_of_the_model(self, configured, tmp_path):
+        config = configured()
+        name_refusal_file(config, tmp_path / "refusal")
+        with pytest.raises(ConfigError), refusal_passed_on(config):
+            raise ConfigError("the disk is full:\ntwo lines", "generator.kv.disk_dir")
+        left = read_refusal(tmp_path / "refusal")
+        assert (type(left), str(left)) == (ConfigError, "the disk is full:\ntwo lines")
 
     def test_without_a_file_the_sentence_is_the_error_only(self, configured):
         assert "sliding window" in refusal(check, configured(), kv_cache(WINDOW))
@@ -236,7 +258,7 @@ class TestSentence:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ({"kv_cache_dtype": "fp8"}, "^RAGTree's connector does not support vLLM's kv_cache_dtype=fp8"),
+            ({"kv_cache_dtype": "float16"}, "^RAGTree's connector does not support vLLM's kv_cache_dtype=float16"),
             ({"kv_offloading_size": 1}, "^vLLM cannot run .*OffloadingConnector"),
         ],
         ids=str,

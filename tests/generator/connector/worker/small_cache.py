@@ -24,6 +24,7 @@ class _Writer:
 
     def __init__(self, shape: KvShape) -> None:
         self.shape = shape
+        self.quantised = None
 
     def write(self, cache: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         cache[0, 0], cache[0, 1] = keys.transpose(0, 1), values.transpose(0, 1)

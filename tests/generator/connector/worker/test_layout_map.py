@@ -24,6 +24,7 @@ class Layout:
 
     def __init__(self, cache_shape: tuple[int, ...], block_dim: int, write: Callable, shape: KvShape = SHAPE) -> None:
         self.shape = shape
+        self.quantised = None
         self.write = write
         self._cache_shape = cache_shape
         self._block_dim = block_dim
