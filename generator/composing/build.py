@@ -45,7 +45,7 @@ class Composers(NamedTuple):
 def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int, settings: KvSettings) -> Composers:
     """Composers on an engine's model, which must be idle. Raises ConfigError if its KV cannot be composed."""
     config = runner.vllm_config
-    _check_kind(config)
+    _check_kind(config, blocks)
     registered = config.compilation_config.static_forward_context
     layers = attention_layers(runner.model, registered, blocks.places(), num_blocks)
     forward = PartialForward(runner, blocks.page_tokens)
@@ -72,11 +72,12 @@ def new_composers(runner: "GPUModelRunner", blocks: PagedBlocks, num_blocks: int
     return Composers(documents, trees, "", branch_tokens)
 
 
-def _check_kind(config: "VllmConfig") -> None:
+def _check_kind(config: "VllmConfig", blocks: PagedBlocks) -> None:
     """Raise ConfigError for KV that is not keys and values in the model's own dtype."""
     if config.model_config.use_mla:
         raise ConfigError("KV of multi-head latent attention (MLA) cannot be composed", "reuse")
-    if str(config.cache_config.cache_dtype).startswith("fp8"):
+    # Not by the option: a checkpoint may ask for FP8 where the option says auto.
+    if blocks.dtype is torch.uint8:
         raise ConfigError("KV in FP8 cannot be composed", "reuse")
 
 

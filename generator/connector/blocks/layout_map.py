@@ -234,9 +234,25 @@ def learn_indexes(name: str, cache: torch.Tensor, page: torch.Tensor, writer: Bl
     """For each element of ``page``, the index of the number that it holds: keys first, then values, in C order.
 
     ``cache`` is scratch memory for one block of the layer ``name``. ``page`` is a view of the same memory, with its
-    elements in the order in which pages have them. Raises UnsupportedByConnector if an element holds no number, or not
-    its own.
+    elements in the order in which pages have them. Raises UnsupportedByConnector if the backend writes in
+    another way, or if an element holds no number, or not its own.
     """
+    try:
+        indexes = _indexes(cache, page, writer)
+    except (AttributeError, TypeError, RuntimeError) as error:
+        # Releases of vLLM differ in how a backend is called.
+        raise UnsupportedByConnector(
+            f"RAGTree cannot write as the attention backend of layer {name} does: {error}"
+        ) from error
+    if not np.array_equal(np.sort(indexes), np.arange(writer.shape.numbers)):
+        raise UnsupportedByConnector(
+            f"RAGTree cannot find out where the attention backend of layer {name} keeps keys and values"
+        )
+    return indexes.astype(np.uint32)
+
+
+def _indexes(cache: torch.Tensor, page: torch.Tensor, writer: BlockWriter) -> NDArray[np.int64]:
+    """What each element of ``page`` says of itself."""
     shape = writer.shape
     numbers = torch.arange(shape.numbers, device=cache.device)
     indexes = np.zeros(page.numel(), np.int64)
@@ -248,11 +264,7 @@ def learn_indexes(name: str, cache: torch.Tensor, page: torch.Tensor, writer: Bl
         # An element that is never written gets a negative index.
         indexes += (read(page) - 1) * weight
         weight *= base
-    if not np.array_equal(np.sort(indexes), np.arange(shape.numbers)):
-        raise UnsupportedByConnector(
-            f"RAGTree cannot find out where the attention backend of layer {name} keeps keys and values"
-        )
-    return indexes.astype(np.uint32)
+    return indexes
 
 
 def _write(cache: torch.Tensor, digits: torch.Tensor, writer: BlockWriter) -> None:

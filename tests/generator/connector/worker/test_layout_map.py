@@ -12,6 +12,7 @@ import torch
 
 from generator.connector.blocks.layout_map import KvShape, LayerWriter, LayoutMap, learn_indexes
 from generator.connector.blocks.paged_blocks import LayerPlaces
+from generator.connector.refusal import UnsupportedByConnector
 from protocol.errors import ConfigError
 
 SHAPE = KvShape(tokens=16, heads=3, key_dim=8, value_dim=8)
@@ -169,6 +170,11 @@ def scaled(cache, keys, values):
 def test_a_backend_that_does_not_keep_every_number_is_refused(write):
     with pytest.raises(ConfigError, match=r"the attention backend of layer layer\.0 keeps keys and values"):
         Layout((1, 2, HEADS, TOKENS, DIM), 0, write).learn()
+
+
+def test_a_backend_that_is_called_in_another_way_is_refused():
+    with pytest.raises(UnsupportedByConnector, match=r"cannot write as the attention backend of layer layer\.0 does"):
+        Layout((1, 2, HEADS, TOKENS, DIM), 0, lambda cache, keys: None).learn()
 
 
 def test_padding_is_refused():
