@@ -22,6 +22,7 @@ from services.cluster.first_machine import OBJECT_STORE_BYTES, placed, ray_optio
 from services.config import Config, ServerSettings
 from services.model import kv_settings
 from services.stack.http_protocol import BoundedHttpProtocol
+from services.stack.ray_start import start_ray
 from services.stack.run_state import RunState
 
 log = structlog.get_logger(__name__)
@@ -120,13 +121,7 @@ class Stack:
             signal.pause()
 
     def _start_ray(self) -> None:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            logging_level="WARNING",
-            **ray_options(self._config),
-        )
+        start_ray({"object_store_memory": OBJECT_STORE_BYTES, **ray_options(self._config)})
         # Ray installs its own handler when it starts.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
