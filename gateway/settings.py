@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
 
 from gateway.query.follow_ups import FollowUps
 from protocol.plans import DocumentOrder, Reuse
@@ -19,10 +19,8 @@ def _no_mask(secret: SecretStr) -> SecretStr:
 Secret = Annotated[SecretStr, AfterValidator(_no_mask)]
 
 
-class Limits(BaseModel):
+class Limits(BaseModel, extra="forbid", frozen=True):
     """Limits of one API key. None means no limit. A minute is always the last 60 seconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests_per_minute: int | None = Field(None, gt=0, description="Requests of any kind.")
     tokens_per_minute: int | None = Field(
@@ -38,10 +36,8 @@ class Limits(BaseModel):
         return self.model_copy(update={name: getattr(others, name) for name in others.model_fields_set})
 
 
-class ApiKey(BaseModel):
+class ApiKey(BaseModel, extra="forbid", frozen=True):
     """One API key: its tenant, whether it is an administrator's, and its own limits."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     secret: Secret = Field(description="The key, or `sha256:` and its hexadecimal digest to keep the key out of files.")
     tenant: str = Field(description="Tenant whose documents and KV the key gives access to.")
@@ -77,10 +73,8 @@ class Pace(NamedTuple):
     drain_s: float = 10.0
 
 
-class GatewaySettings(BaseModel):
+class GatewaySettings(BaseModel, extra="forbid", frozen=True):
     """Settings of the gateway. Times are in seconds (``_s``), sizes in bytes. ``pace`` is not configured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pace: ClassVar[Pace] = Pace()
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -33,10 +33,8 @@ from services.redis.link import RedisSettings
 from services.serve.replica_settings import ServingSettings
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(BaseModel, extra="forbid"):
     """The gateway's address and its HTTP server."""
-
-    model_config = ConfigDict(extra="forbid")
 
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Port the gateway listens on.")
@@ -46,10 +44,8 @@ class ServerSettings(BaseModel):
     )
 
 
-class ClusterSettings(BaseModel):
+class ClusterSettings(BaseModel, extra="forbid", frozen=True):
     """A machine in a stack of several. The first one runs ``ragtree up``, the others ``ragtree join``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     port: int | None = Field(
         None,

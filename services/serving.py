@@ -9,7 +9,7 @@ options. ``ragtree config render`` writes the file.
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from ray import serve
 
 from services.app import build_app
@@ -64,16 +64,12 @@ def _application(config: Config, name: str, builder: str, shard: int = 0) -> dic
     }
 
 
-class NoArguments(BaseModel):
+class NoArguments(BaseModel, extra="forbid"):
     """Arguments of an application that takes none."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-class ShardArguments(BaseModel):
+class ShardArguments(BaseModel, extra="forbid"):
     """Arguments of the retriever and the controller: the number of the ``shard``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     shard: int = 0
 

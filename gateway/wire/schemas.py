@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictBool,
     StrictStr,
@@ -68,18 +67,15 @@ AttributeMap = Annotated[
     at_most(64),
 ]
 
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-
 _FIELDS = 8
 """No filter has more fields."""
 
 Value = StrictBool | float | StrictStr
 
 
-class ComparisonFilter(BaseModel):
+class ComparisonFilter(BaseModel, extra="forbid", allow_inf_nan=False):
     """Compares an attribute with a value."""
 
-    model_config = _STRICT
     key: str = Field(min_length=1, max_length=256)
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte"]
     value: Value
@@ -89,10 +85,9 @@ class ComparisonFilter(BaseModel):
         return protocol_filters.Comparison(self.key, self.type, self.value)
 
 
-class MembershipFilter(BaseModel):
+class MembershipFilter(BaseModel, extra="forbid", allow_inf_nan=False):
     """Compares an attribute with a list of values."""
 
-    model_config = _STRICT
     key: str = Field(min_length=1, max_length=256)
     type: Literal["in", "nin"]
     value: Annotated[list[Value], Field(fail_fast=True)] = Field(max_length=1000)
@@ -103,10 +98,9 @@ class MembershipFilter(BaseModel):
         return protocol_filters.Comparison(self.key, self.type, values)
 
 
-class CompoundFilter(BaseModel):
+class CompoundFilter(BaseModel, extra="forbid", allow_inf_nan=False):
     """Filters of which all (``and``) or at least one (``or``) must match."""
 
-    model_config = _STRICT
     type: Literal["and", "or"]
     filters: Annotated[list["RequestFilter"], Field(fail_fast=True)] = Field(min_length=1, max_length=100)
 
@@ -220,10 +214,9 @@ class AnswerBody(SearchBody, ContextFields):
 Question = Annotated[Text, Field(min_length=1, pattern=r"\S")]
 
 
-class QueryBody(AnswerBody):
+class QueryBody(AnswerBody, extra="forbid", allow_inf_nan=False):
     """A question to a collection. Without ``temperature``, decoding is greedy and the answer is reproducible."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     query: Question = Field(examples=["How do I read a file line by line?"])
     stream: bool = False
     max_tokens: MaxTokens | None = None
@@ -239,23 +232,21 @@ class QueryBody(AnswerBody):
     )
 
 
-class FindBody(SearchBody, ContextFields):
+class FindBody(SearchBody, ContextFields, extra="forbid", allow_inf_nan=False):
     """A search of a collection: the body of a query without what generates the answer."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     query: Question = Field(examples=["How do I read a file line by line?"])
     include: list[Literal["results.text"]] = Field(
         default=["results.text"], max_length=8, description="`results.text`: the text of each result."
     )
 
 
-class WarmQuery(SearchBody):
+class WarmQuery(SearchBody, extra="forbid", allow_inf_nan=False):
     """A past query: a line of the query log or of the caller's own log. ``time`` is in seconds since the epoch.
 
     A string is a query without further fields.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     time: float | None = None
     tenant: TenantName | None = None
     query: Question
@@ -267,13 +258,12 @@ class WarmQuery(SearchBody):
         return {"query": given} if isinstance(given, str) else given
 
 
-class WarmBody(BaseModel):
+class WarmBody(BaseModel, extra="forbid"):
     """Queries to warm up the cache with, or ``log`` to use the stack's query log.
 
     ``collection`` and ``tenant`` apply to queries that name none.
     """
 
-    model_config = ConfigDict(extra="forbid")
     queries: Annotated[list[WarmQuery], Field(fail_fast=True)] = []
     collection: CollectionName | None = None
     tenant: TenantName | None = None
@@ -286,10 +276,9 @@ class WarmBody(BaseModel):
         return self
 
 
-class PrecomputeBody(BaseModel):
+class PrecomputeBody(BaseModel, extra="forbid"):
     """What to compute ahead of time. Without ``collection``, all collections of the tenant."""
 
-    model_config = ConfigDict(extra="forbid")
     collection: CollectionName | None = None
     tenant: TenantName | None = None
     top: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
@@ -306,38 +295,34 @@ class PrecomputeBody(BaseModel):
         return self
 
 
-class CollectionBody(BaseModel):
+class CollectionBody(BaseModel, extra="forbid"):
     """The settings of a collection."""
 
-    model_config = ConfigDict(extra="forbid")
     search: SearchKind | None = Field(
         default=None, description="How it is searched by default. null: as the stack is configured."
     )
 
 
-class PinBody(BaseModel):
+class PinBody(BaseModel, extra="forbid"):
     """A document to pin in the cache or, with ``pinned: false``, to unpin."""
 
-    model_config = ConfigDict(extra="forbid")
     document_id: str = Field(pattern=DOCUMENT_ID)
     collection: CollectionName | None = None
     tenant: TenantName | None = None
     pinned: bool = True
 
 
-class TripletBody(BaseModel):
+class TripletBody(BaseModel, extra="forbid"):
     """One relation between two entities, as a document states it."""
 
-    model_config = ConfigDict(extra="forbid")
     head: Text
     relation: Text
     tail: Text
 
 
-class DocumentBody(BaseModel):
+class DocumentBody(BaseModel, extra="forbid", allow_inf_nan=False):
     """A document as JSON."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     text: Text
     filename: Text | None = Field(default=None, min_length=1, max_length=512)
     title: Text | None = Field(default=None, max_length=1024)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from generator.settings import PeerSettings
 from services.config import Config
@@ -17,13 +17,11 @@ VARIABLE = "RAGTREE_MACHINE"
 """Environment variable of replicas on a machine that has joined."""
 
 
-class Machine(BaseModel):
+class Machine(BaseModel, extra="forbid", frozen=True):
     """Options of the same names in the configuration. ``data_dir`` holds KV only, ``cache_dir`` the model.
 
     ``gpu_memory_utilization`` is the engine argument, if the machine sets it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data_dir: Path
     cache_dir: Path

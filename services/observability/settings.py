@@ -3,7 +3,7 @@
 import logging
 import os
 
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field
+from pydantic import AnyHttpUrl, BaseModel, Field
 
 from protocol.errors import InternalError, RagtreeError
 from protocol.logs import LogFormat, LogLevel, configure_logging
@@ -11,10 +11,8 @@ from protocol.logs import LogFormat, LogLevel, configure_logging
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-class ObservabilitySettings(BaseModel):
+class ObservabilitySettings(BaseModel, extra="forbid", frozen=True):
     """Logs and traces. OpenTelemetry's own environment variables (``OTEL_...``) apply too."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     log_level: LogLevel = Field("info", description="The lowest level that is logged.")
     log_format: LogFormat = Field(

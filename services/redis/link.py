@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -28,10 +28,8 @@ _GONE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 log = structlog.get_logger(__name__)
 
 
-class RedisSettings(BaseModel):
+class RedisSettings(BaseModel, extra="forbid", frozen=True):
     """Which Redis to use."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: SecretStr | None = Field(
         None,

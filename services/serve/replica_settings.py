@@ -2,13 +2,11 @@
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 
-class PlacementSettings(BaseModel):
+class PlacementSettings(BaseModel, extra="forbid", frozen=True):
     """Resources that a replica of one part reserves."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     num_cpus: float = Field(0, ge=0, description="CPUs that Ray reserves for a replica; 0: it shares them.")
     resources: dict[str, float] = Field(
@@ -96,10 +94,8 @@ class KvGeneratorSettings(DeviceSettings):
         return engine_args
 
 
-class ServingSettings(BaseModel):
+class ServingSettings(BaseModel, extra="forbid", frozen=True):
     """The placement of each part. The retriever (or each of its shards) and the controller have one replica each."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     generator: InstanceSettings = Field(
         InstanceSettings(), description="Instances of the engine. Each loads the model."

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from gateway.query.follow_ups import FollowUps
 from gateway.wire.schemas import AnswerBody, Seed, Temperature, Text, TopP, at_most
@@ -50,10 +50,8 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 """Values that ask for nothing, by parameter. So does null, for all parameters."""
 
 
-class OpenAIBody(BaseModel):
+class OpenAIBody(BaseModel, extra="allow", allow_inf_nan=False):
     """A request of an OpenAI client. Parameters that it does not declare are kept, to be refused by name."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     def refuse_unserved(self) -> None:
         """Raise UnsupportedParameter for a parameter that is not served, unless its value asks for nothing."""
@@ -225,10 +223,9 @@ class ContentPart(BaseModel):
     text: Text | None = None
 
 
-class ChatTurn(BaseModel):
+class ChatTurn(BaseModel, extra="allow"):
     """One message of a conversation. Tools are not served, so neither are their calls and results."""
 
-    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
