@@ -17,7 +17,7 @@ from gateway.routes.bodies import JSON_LINES, JsonRoute, json_response, require_
 from gateway.routes.dependencies import AdminDep, GatewayDep, any_text, json_only, media_type
 from gateway.routes.documents import DocumentPath
 from gateway.wire.cache_replies import CacheStats, CacheTree, Dropped, Pinned, PrecomputeReply, WarmUpReply, token_bytes
-from gateway.wire.openapi import errors, json_reply, reference
+from gateway.wire.openapi import errors, json_reply, reference, replies
 from gateway.wire.schemas import COLLECTION, PinBody, PrecomputeBody, TenantName, WarmBody, WarmQuery
 from protocol.cache import DocumentDeletion
 from protocol.documents import DEFAULT_COLLECTION
@@ -40,7 +40,7 @@ _WARM: dict[str, Any] = {
 }
 
 
-@router.get("/stats", responses={200: json_reply(CacheStats, "The cache's statistics."), **errors(401, 403, 500, 503)})
+@router.get("/stats", responses=replies(CacheStats, "The cache's statistics.", 401, 403, 500, 503))
 async def cache_stats(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the usage of the cache's tiers, and the controller's load."""
     gateway.readiness.require_parts()
@@ -48,7 +48,7 @@ async def cache_stats(_administrator: AdminDep, gateway: GatewayDep) -> Response
     return json_response(CacheStats.of(stats, token_bytes(gateway.readiness)))
 
 
-@router.get("/tree", responses={200: json_reply(CacheTree, "The tree."), **errors(401, 403, 422, 500, 503)})
+@router.get("/tree", responses=replies(CacheTree, "The tree.", 401, 403, 422, 500, 503))
 async def cache_tree(
     _administrator: AdminDep,
     gateway: GatewayDep,
@@ -61,7 +61,7 @@ async def cache_tree(
     return json_response(CacheTree(**asdict(view), documents=gateway.recent_documents.names_in(view)))
 
 
-@router.get("/activity", responses={200: json_reply(ActivityReport, "The last minutes."), **errors(401, 403, 500)})
+@router.get("/activity", responses=replies(ActivityReport, "The last minutes.", 401, 403, 500))
 async def activity(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get this gateway's last minutes: queries, times to first token, cached tokens and refusals.
 
@@ -99,7 +99,7 @@ async def warm_cache(request: Request, administrator: AdminDep, gateway: Gateway
     return json_response(WarmUpReply.of(job), 202, {"Location": f"/v1/admin/cache/warm/{job.job_id}"})
 
 
-@router.get("/warm/{job_id}", responses={200: json_reply(WarmUpReply, "The job."), **errors(401, 403, 404, 422, 500)})
+@router.get("/warm/{job_id}", responses=replies(WarmUpReply, "The job.", 401, 403, 404, 422, 500))
 async def get_warm_up(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last warm-up. Earlier ones are not kept."""
     return json_response(WarmUpReply.of(gateway.filling.warm_ups.get(job_id)))
@@ -125,17 +125,13 @@ async def precompute(body: PrecomputeBody, administrator: AdminDep, gateway: Gat
     return json_response(PrecomputeReply.of(job), 202, {"Location": f"/v1/admin/cache/precompute/{job.job_id}"})
 
 
-@router.get(
-    "/precompute/{job_id}", responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)}
-)
+@router.get("/precompute/{job_id}", responses=replies(PrecomputeReply, "The job.", 401, 403, 404, 422, 500))
 async def get_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Get the progress of the last precomputation. Earlier ones are not kept."""
     return json_response(PrecomputeReply.of(gateway.filling.precomputations.get(job_id)))
 
 
-@router.delete(
-    "/precompute/{job_id}", responses={200: json_reply(PrecomputeReply, "The job."), **errors(401, 403, 404, 422, 500)}
-)
+@router.delete("/precompute/{job_id}", responses=replies(PrecomputeReply, "The job.", 401, 403, 404, 422, 500))
 async def cancel_precomputation(job_id: str, _administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Cancel the last precomputation. Its results stay. A job that has ended stays as it is."""
     return json_response(PrecomputeReply.of(await gateway.filling.precomputations.cancel(job_id)))
@@ -143,10 +139,7 @@ async def cancel_precomputation(job_id: str, _administrator: AdminDep, gateway: 
 
 @router.post(
     "/pin",
-    responses={
-        200: json_reply(Pinned, "The pinned chunks."),
-        **errors(400, 401, 403, 404, 409, 413, 415, 422, 500, 503),
-    },
+    responses=replies(Pinned, "The pinned chunks.", 400, 401, 403, 404, 409, 413, 415, 422, 500, 503),
     dependencies=[Depends(json_only)],
 )
 async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Response:
@@ -166,7 +159,7 @@ async def pin(body: PinBody, administrator: AdminDep, gateway: GatewayDep) -> Re
 
 @router.delete(
     "/documents/" + any_text("document_id"),
-    responses={200: json_reply(Dropped, "The KV is dropped."), **errors(401, 403, 404, 422, 500, 503)},
+    responses=replies(Dropped, "The KV is dropped.", 401, 403, 404, 422, 500, 503),
 )
 async def drop_document(
     document_id: DocumentPath,
@@ -184,7 +177,7 @@ async def drop_document(
     return json_response(Dropped(nodes=nodes))
 
 
-@router.post("/clear", responses={200: json_reply(Dropped, "The KV is dropped."), **errors(401, 403, 500, 503)})
+@router.post("/clear", responses=replies(Dropped, "The KV is dropped.", 401, 403, 500, 503))
 async def clear_cache(_administrator: AdminDep, gateway: GatewayDep) -> Response:
     """Drop the KV of all tenants, except what running queries use."""
     gateway.readiness.require_parts()

@@ -24,7 +24,7 @@ from gateway.wire.document_replies import (
     GraphReply,
     JobReply,
 )
-from gateway.wire.openapi import errors, json_reply, reference
+from gateway.wire.openapi import errors, json_reply, reference, replies
 from gateway.wire.schemas import COLLECTION, DOCUMENT_ID, AttributeMap, CollectionBody, DocumentBody
 from protocol.documents import CollectionInfo, DocumentUpload
 from protocol.errors import UnknownChunk, UnknownDocument, UnsupportedMediaType
@@ -137,10 +137,7 @@ async def put_batch(
 
 
 # Before the route of documents, whose path covers this one.
-@router.get(
-    _DOCUMENT + "/chunks/{chunk_id}",
-    responses={200: json_reply(ChunkReply, "The chunk."), **errors(401, 404, 422, 429, 500, 503)},
-)
+@router.get(_DOCUMENT + "/chunks/{chunk_id}", responses=replies(ChunkReply, "The chunk.", 401, 404, 422, 429, 500, 503))
 async def get_chunk(
     collection: CollectionPath, document_id: DocumentPath, chunk_id: ChunkPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
@@ -156,9 +153,7 @@ async def get_chunk(
     raise UnknownChunk(f"There is no chunk {chunk_id!r} in {document_id!r}.", "chunk_id")
 
 
-@router.get(
-    _DOCUMENT, responses={200: json_reply(DocumentReply, "The document."), **errors(401, 404, 422, 429, 500, 503)}
-)
+@router.get(_DOCUMENT, responses=replies(DocumentReply, "The document.", 401, 404, 422, 429, 500, 503))
 async def get_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
@@ -167,9 +162,7 @@ async def get_document(
     return json_response(DocumentReply(**asdict(stored.info), text=stored.text))
 
 
-@router.delete(
-    _DOCUMENT, responses={200: json_reply(Deleted, "The document is deleted."), **errors(401, 404, 422, 429, 500, 503)}
-)
+@router.delete(_DOCUMENT, responses=replies(Deleted, "The document is deleted.", 401, 404, 422, 429, 500, 503))
 async def delete_document(
     collection: CollectionPath, document_id: DocumentPath, caller: CallerDep, gateway: GatewayDep
 ) -> Response:
@@ -185,7 +178,7 @@ async def delete_document(
 
 @router.get(
     "/collections/{collection}/documents",
-    responses={200: json_reply(DocumentList, "A page of documents."), **errors(400, 401, 404, 422, 429, 500, 503)},
+    responses=replies(DocumentList, "A page of documents.", 400, 401, 404, 422, 429, 500, 503),
 )
 async def list_documents(
     collection: CollectionPath,
@@ -200,9 +193,7 @@ async def list_documents(
     return json_response(DocumentList(data=page.documents, has_more=more, next_cursor=page.next_cursor))
 
 
-@router.get(
-    "/collections", responses={200: json_reply(CollectionList, "The collections."), **errors(401, 429, 500, 503)}
-)
+@router.get("/collections", responses=replies(CollectionList, "The collections.", 401, 429, 500, 503))
 async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
     """List the tenant's collections."""
     return json_response(CollectionList(data=tuple(await gateway.parts.retriever.list_collections(caller.tenant))))
@@ -210,10 +201,7 @@ async def list_collections(caller: CallerDep, gateway: GatewayDep) -> Response:
 
 @router.put(
     "/collections/{collection}",
-    responses={
-        200: json_reply(CollectionInfo, "The collection."),
-        **errors(400, 401, 413, 415, 422, 429, 500, 503, 507),
-    },
+    responses=replies(CollectionInfo, "The collection.", 400, 401, 413, 415, 422, 429, 500, 503, 507),
     dependencies=[Depends(json_only)],
 )
 async def put_collection(
@@ -225,7 +213,7 @@ async def put_collection(
     return json_response(held[collection])
 
 
-@router.get("/jobs/{job_id}", responses={200: json_reply(JobReply, "The job."), **errors(401, 404, 422, 429, 500, 503)})
+@router.get("/jobs/{job_id}", responses=replies(JobReply, "The job.", 401, 404, 422, 429, 500, 503))
 async def get_job(job_id: str, caller: CallerDep, gateway: GatewayDep) -> Response:
     """Get the state of an ingestion job."""
     return json_response(JobReply.of(await gateway.uploads.job(caller.tenant, job_id)))
@@ -252,7 +240,7 @@ Label = Annotated[str, Query(min_length=1, max_length=512)]
 
 @router.get(
     "/collections/{collection}/graph",
-    responses={200: json_reply(GraphReply, "A part of the graph."), **errors(401, 404, 409, 422, 429, 500, 503)},
+    responses=replies(GraphReply, "A part of the graph.", 401, 404, 409, 422, 429, 500, 503),
 )
 async def get_graph(
     collection: CollectionPath,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.routes.bodies import json_response
 from gateway.routes.dependencies import GatewayDep
-from gateway.wire.openapi import errors, json_reply
+from gateway.wire.openapi import json_reply, replies
 from protocol.errors import DeployFailed, Unavailable
 
 router = APIRouter(tags=["health"])
@@ -34,7 +34,7 @@ async def healthz() -> Response:
     return json_response(Health())
 
 
-@router.get("/readyz", responses={200: json_reply(Ready, "Queries can be served."), **errors(503)})
+@router.get("/readyz", responses=replies(Ready, "Queries can be served.", 503))
 async def readyz(gateway: GatewayDep) -> Response:
     """Check that queries can be served. A 503 names the missing parts.
 

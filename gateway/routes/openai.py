@@ -20,7 +20,7 @@ from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingsBody, encode
 from gateway.wire.openai.request_fields import ModelBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
 from gateway.wire.openai.responses import ResponseBody, ResponseObject, ended, response_in_progress
-from gateway.wire.openapi import answer, errors, json_reply
+from gateway.wire.openapi import answer, errors, replies
 from protocol.errors import DeadlineExceeded, InvalidRequest, UnknownModel
 from protocol.generation import EngineInfo, Sampling
 from protocol.prompts import ChatMessage
@@ -149,10 +149,7 @@ async def respond(
 
 @router.post(
     "/embeddings",
-    responses={
-        200: json_reply(EmbeddingList, "The vectors."),
-        **errors(400, 401, 404, 408, 413, 415, 422, 429, 500, 503),
-    },
+    responses=replies(EmbeddingList, "The vectors.", 400, 401, 404, 408, 413, 415, 422, 429, 500, 503),
     dependencies=[Depends(json_only)],
 )
 async def embed(body: EmbeddingsBody, _caller: CallerDep, gateway: GatewayDep, ticket: QueryTicketDep) -> Response:
@@ -189,16 +186,13 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: tuple[Model, ...]
 
 
-@router.get("/models", responses={200: json_reply(ModelList, "The served models."), **errors(401, 429, 500, 503)})
+@router.get("/models", responses=replies(ModelList, "The served models.", 401, 429, 500, 503))
 async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
     """List the served model."""
     return json_response(ModelList(data=(_model(gateway.readiness.engine()),)))
 
 
-@router.get(
-    "/models/" + any_text("model_id"),
-    responses={200: json_reply(Model, "The model."), **errors(401, 404, 422, 429, 500, 503)},
-)
+@router.get("/models/" + any_text("model_id"), responses=replies(Model, "The model.", 401, 404, 422, 429, 500, 503))
 async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
     """Get the served model."""
     return json_response(_model(served_model(model_id, gateway)))

@@ -62,6 +62,11 @@ def errors(*statuses: int) -> Responses:
     return {status: json_reply(ErrorReply, _MEANING[status]) for status in statuses}
 
 
+def replies(kind: type, description: str, *statuses: int) -> Responses:
+    """Describe a route's JSON reply, and its error replies with these statuses."""
+    return {200: json_reply(kind, description), **errors(*statuses)}
+
+
 _MEANING = {
     400: "The request is invalid and never succeeds.",
     401: "The API key is missing or unknown.",
