@@ -45,5 +45,5 @@ def main() -> None:
     try:
         app()
     except RagtreeError as error:
-        errors.print(f"[bold red]error:[/] {error}", highlight=False)
+        errors.print(f"[bold red]error:[/] {error}")
         sys.exit(1)

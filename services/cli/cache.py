@@ -62,7 +62,7 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
     if held["planned_tokens"]:
         share = held["planned_cached_tokens"] / held["planned_tokens"]
         summary += f", {share:.0%} of prompt tokens planned from the cache"
-    results.print(summary, highlight=False)
+    results.print(summary)
 
 
 @app.command()
@@ -82,8 +82,8 @@ def tree(
     for namespace, nodes in view["namespaces"].items():
         drawn = Tree(f"namespace {namespace}")
         shown += _draw(drawn, nodes)
-        results.print(drawn, highlight=False)
-    results.print(f"{shown} of {view['nodes']} nodes", highlight=False)
+        results.print(drawn)
+    results.print(f"{shown} of {view['nodes']} nodes")
 
 
 @app.command()
@@ -119,10 +119,9 @@ def warm(
             f"{job['warmed']} document sequences warmed, {job['present']} already cached, {job['failed']} failed; "
             f"{job['computed_tokens']:,} tokens computed. "
             f"{job['unresolved']} of {job['queries']} queries found nothing.",
-            highlight=False,
         )
         if job["last_error"]:
-            errors.print(f"[red]last error:[/] {job['last_error']['message']}", highlight=False)
+            errors.print(f"[red]last error:[/] {job['last_error']['message']}")
     if job["status"] == "failed":
         raise typer.Exit(1)
 
@@ -203,7 +202,7 @@ def pin(
         print(json.dumps(receipt))
         return
     done = f"{'Unpinned' if unpin else 'Pinned'} {receipt['held']} of {receipt['chunks']} chunks"
-    errors.print(f"{done} of {document}.", highlight=False, markup=False)
+    errors.print(f"{done} of {document}.", markup=False)
 
 
 @app.command()
@@ -221,7 +220,7 @@ def clear(
     if as_json:
         print(json.dumps(receipt))
         return
-    errors.print(f"{receipt['nodes']} nodes evicted.", highlight=False)
+    errors.print(f"{receipt['nodes']} nodes evicted.")
 
 
 def _queries(file: Path) -> Iterator[Any]:
@@ -264,7 +263,6 @@ def _precomputed(client: StackClient, job: dict[str, Any]) -> dict[str, Any]:
         errors.print(
             f"The job goes on in the gateway. Follow it with `ragtree cache precompute --follow {job['job_id']}`, "
             f"end it with `ragtree cache precompute --cancel {job['job_id']}`.",
-            highlight=False,
         )
         raise typer.Exit(_INTERRUPTED) from None
     except (RequestFailed, StackUnreachable) as error:
@@ -293,14 +291,13 @@ def _report(job: dict[str, Any]) -> None:
             errors.print(
                 f"{prefills['computed']:,} {kind} computed, {prefills['present']:,} already cached, "
                 f"{prefills['no_room']:,} without room, {prefills['failed']:,} failed, {_left(prefills):,} not tried.",
-                highlight=False,
             )
     done = f"{job['documents_done']:,} of {job['documents']:,} documents done"
-    errors.print(f"{job['computed_tokens']:,} tokens computed; {done}.", highlight=False)
+    errors.print(f"{job['computed_tokens']:,} tokens computed; {done}.")
     if job["unresolved"]:
-        errors.print(f"{job['unresolved']:,} of {job['queries']:,} queries found nothing.", highlight=False)
+        errors.print(f"{job['unresolved']:,} of {job['queries']:,} queries found nothing.")
     if job["last_error"]:
-        errors.print(f"[red]last error:[/] {job['last_error']['message']}", highlight=False)
+        errors.print(f"[red]last error:[/] {job['last_error']['message']}")
 
 
 def _draw(drawn: Tree, nodes: list[dict[str, Any]]) -> int:

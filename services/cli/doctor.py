@@ -68,7 +68,7 @@ def doctor(
     if not diagnosis.passed:
         first = diagnosis.failures[0]
         errors.print(f"[bold red]{first.name}:[/] ", end="")
-        errors.print(first.why, highlight=False, markup=False, soft_wrap=True)
+        errors.print(first.why, markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -96,7 +96,7 @@ def _print(diagnosis: Diagnosis) -> None:
     results.print(table)
     # The first failure is the last line, on standard error.
     for check in [*(check for check in diagnosis.checks if check.status is Status.WARNING), *diagnosis.failures[1:]]:
-        results.print(f"{check.name}: {check.why}", highlight=False, markup=False, soft_wrap=True)
+        results.print(f"{check.name}: {check.why}", markup=False, soft_wrap=True)
 
 
 def _silence() -> None:

@@ -174,12 +174,12 @@ def _show(report: "EvaluationReport", folder: "ReportFolder | None") -> None:
         table.add_row(*row)
     results.print(table)
     for sentence in notes(report):
-        results.print(sentence, highlight=False, soft_wrap=True)
+        results.print(sentence, soft_wrap=True)
     for failure in report.failures[:_SHOWN_FAILURES]:
         place = f"line {failure.line} ({failure.mode})"
-        errors.print(f"[red]failed[/] {place}: ", end="", highlight=False)
-        errors.print(failure.error, highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"[red]failed[/] {place}: ", end="")
+        errors.print(failure.error, markup=False, soft_wrap=True)
     if len(report.failures) > _SHOWN_FAILURES:
-        errors.print(f"and {len(report.failures) - _SHOWN_FAILURES:,} more", highlight=False)
+        errors.print(f"and {len(report.failures) - _SHOWN_FAILURES:,} more")
     if folder is not None:
-        results.print(f"report: {folder.path}", highlight=False, markup=False, soft_wrap=True)
+        results.print(f"report: {folder.path}", markup=False, soft_wrap=True)

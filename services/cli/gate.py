@@ -90,7 +90,7 @@ def show(as_json: JsonOption = False) -> None:
 
     reports = list(GateFolder(load_config().cache_dir).all())
     if not reports and not as_json:
-        errors.print("No gate was run on this machine: `ragtree gate run`.", highlight=False)
+        errors.print("No gate was run on this machine: `ragtree gate run`.")
     _show(reports, as_json)
 
 
@@ -101,7 +101,7 @@ def _texts(config: Config) -> list[str]:
 
     texts = _stored_texts(config, CHUNK_CHARACTERS)
     if len(texts) < _LEAST_TEXTS:
-        errors.print("The stack has too few documents: codes are hidden in the standard library's.", highlight=False)
+        errors.print("The stack has too few documents: codes are hidden in the standard library's.")
         long = (document.text for document in stdlib_documents() if len(document.text) >= CHUNK_CHARACTERS)
         texts = list(islice(long, _TEXTS))
     return [cut(text) for text in texts]
@@ -145,4 +145,4 @@ def _show(reports: "Sequence[GateReport]", as_json: bool) -> None:
         results.print(table)
     for report in reports:
         if not report.passed:
-            results.print(f"{report.model}, {report.method} {report.share:.0%}: {report.why}", highlight=False)
+            results.print(f"{report.model}, {report.method} {report.share:.0%}: {report.why}")

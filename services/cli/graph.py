@@ -50,7 +50,6 @@ def show(
         f"graph of {found['collection']}: {size['entities']:,} entities, {size['statements']:,} statements, "
         f"{size['relations']:,} relations",
         style="dim",
-        highlight=False,
     )
 
 

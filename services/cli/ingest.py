@@ -55,11 +55,10 @@ def ingest(
                 ingestion.send_file(file, _document_id(file, path))
         ingestion.wait()
     for failure in ingestion.failures:
-        errors.print(f"[red]skipped[/] {failure}", highlight=False)
+        errors.print(f"[red]skipped[/] {failure}")
     errors.print(
         f"{ingestion.count('stored')} documents ingested, {ingestion.count('unchanged')} unchanged, "
         f"{ingestion.failed} skipped.",
-        highlight=False,
     )
     if ingestion.failed:
         raise typer.Exit(1)

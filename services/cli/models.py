@@ -70,9 +70,9 @@ def models(
             "yes" if model.is_local else "",
             f"[{_COLOURS[model.fits]}]{model.fits}[/]",
         )
-    results.print(f"{device.name}, {device.memory / _GIB:.1f} GiB of memory", highlight=False)
+    results.print(f"{device.name}, {device.memory / _GIB:.1f} GiB of memory")
     results.print(table)
-    results.print("Start one with `ragtree up --model NAME`.", highlight=False)
+    results.print("Start one with `ragtree up --model NAME`.")
 
 
 def advice(config: Config) -> str | None:

@@ -18,8 +18,8 @@ from rich.progress import (
 
 _LINE_EVERY_S = 30.0
 
-results = Console()
-errors = Console(stderr=True)
+results = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
 
 
 def progress_bar(console: Console | None = None) -> Progress:

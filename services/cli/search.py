@@ -82,9 +82,7 @@ def search(
         for relation in found["graph"]["relations"][:_MOST_RELATIONS]:
             print_relation(relation)
     results.print(
-        f"{found['search']} search of {found['collection']}: {found['timings']['total_ms']:.0f} ms",
-        style="dim",
-        highlight=False,
+        f"{found['search']} search of {found['collection']}: {found['timings']['total_ms']:.0f} ms", style="dim"
     )
 
 
@@ -215,5 +213,4 @@ def _print_timings(response: dict[str, Any]) -> None:
         f"{usage['prompt_tokens']} prompt tokens, {cached} of them cached; "
         f"{usage['completion_tokens']} answer tokens, {timings['total_ms'] / 1000:.1f} s in all",
         style="dim",
-        highlight=False,
     )

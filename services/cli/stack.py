@@ -38,10 +38,10 @@ def up(
         config.observability.configure_logging()
     better = advice(config)
     if better is not None:
-        errors.print(better, highlight=False, soft_wrap=True)
+        errors.print(better, soft_wrap=True)
     # Convert or download here, in view of the user: it may take longer than the stack waits for its gateway.
     if config.generator.engine == "vllm":
-        errors.print(f"Preparing the model {config.generator.model}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"Preparing the model {config.generator.model}", markup=False, soft_wrap=True)
     generator_factory(config).fetch()
     if detach:
         environment = {MODEL_VARIABLE: config.generator.model}
@@ -88,9 +88,9 @@ def status(url: UrlOption = None, api_key: ApiKeyOption = None, as_json: JsonOpt
             )
         )
     else:
-        results.print(f"{client.url}: {missing.reason if missing else 'ready'}", highlight=False)
+        results.print(f"{client.url}: {missing.reason if missing else 'ready'}")
         for held in collections:
-            results.print(f"  {held['name']}: {held['documents']} documents, {held['chunks']} chunks", highlight=False)
+            results.print(f"  {held['name']}: {held['documents']} documents, {held['chunks']} chunks")
     raise typer.Exit(0 if missing is None else 1)
 
 
@@ -115,6 +115,6 @@ def join(
 
     def joined() -> None:
         room = config.cluster.engines
-        errors.print(f"Joined {head} with room for {room} instance{'s' * (room != 1)}. Ctrl-C leaves.", highlight=False)
+        errors.print(f"Joined {head} with room for {room} instance{'s' * (room != 1)}. Ctrl-C leaves.")
 
-    Member(config, head).run(wait_s, lambda what: errors.print(what, highlight=False, markup=False), joined)
+    Member(config, head).run(wait_s, lambda what: errors.print(what, markup=False), joined)
