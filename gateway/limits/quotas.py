@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from gateway.limits.auth import Caller
-from gateway.limits.room import Concurrency, Room
+from gateway.limits.room import Room
 from gateway.limits.tokens import Reservation, TokenReservations
 from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
@@ -98,10 +98,8 @@ class Quotas:
     def __init__(self, windows: Windows, tasks: BackgroundTasks, settings: GatewaySettings) -> None:
         self._windows = windows
         self._tasks = tasks
-        self._queries = Concurrency(
-            "queries", Room("running queries", settings.max_concurrent_queries, fair=settings.several_keys)
-        )
-        self._uploads = Concurrency("uploads")
+        self._queries = Room("running queries", settings.max_concurrent_queries, fair=settings.several_keys)
+        self._uploads = Room("running uploads")
         self._reservations = TokenReservations()
 
     async def request(self, caller: Caller, headers: ReplyHeaders) -> None:

@@ -1,5 +1,6 @@
 """Bounds on what the callers of a gateway hold for a while: all together, and each."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,10 @@ class Room:
 
     With ``fair``, a caller gets no more while it holds more than would be left free: the dynamic threshold of shared
     buffers. Alone, it can hold half of the total; of several that want all, each gets the same, and as much stays free
-    for the next one. A caller that holds nothing is bounded by the total only.
+    for the next one. A caller that holds nothing is bounded by the total only. Without a total, only ``slot`` bounds a caller.
     """
 
-    def __init__(self, what: str, total: int, *, fair: bool) -> None:
+    def __init__(self, what: str, total: float = math.inf, *, fair: bool = False) -> None:
         self._what = what
         self._total = total
         self._fair = fair
@@ -47,31 +48,16 @@ class Room:
         if not self._held_by[owner]:
             del self._held_by[owner]
 
-
-class Concurrency:
-    """Slots for one kind of work, called ``what`` in messages. ``room`` bounds all callers of this gateway together."""
-
-    def __init__(self, what: str, room: Room | None = None) -> None:
-        self._what = what
-        self._room = room
-        self._held = Counter[str]()
-
     @contextmanager
     def slot(self, owner: str, most: int | None) -> Iterator[None]:
-        """Hold a slot for the duration of the block.
+        """Hold one for the duration of the block.
 
-        Raises RateLimited if the owner holds ``most`` slots already, and what the room raises.
+        Raises RateLimited if the owner holds ``most`` already, and what ``check`` raises.
         """
-        if most is not None and self._held[owner] >= most:
-            raise RateLimited(f"This key has {most:,} running {self._what}, its limit; wait for one to end.")
-        if self._room is not None:
-            self._room.take(owner)
-        self._held[owner] += 1
+        if most is not None and self._held_by[owner] >= most:
+            raise RateLimited(f"This key has {most:,} {self._what}, its limit; wait for one to end.")
+        self.take(owner)
         try:
             yield
         finally:
-            self._held[owner] -= 1
-            if not self._held[owner]:
-                del self._held[owner]
-            if self._room is not None:
-                self._room.give_back(owner)
+            self.give_back(owner)

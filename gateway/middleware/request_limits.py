@@ -30,7 +30,7 @@ class OpenRequests:
         self._retry_after_s = settings.pace.retry_after_s
         self._metrics = metrics
         self._callers = Room("open requests", settings.max_open_requests, fair=settings.several_keys)
-        self._strangers = Room("open requests without a key", MOST_OF_STRANGERS, fair=False)
+        self._strangers = Room("open requests without a key", MOST_OF_STRANGERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
