@@ -13,7 +13,8 @@ class Room:
 
     With ``fair``, a caller gets no more while it holds more than would be left free: the dynamic threshold of shared
     buffers. Alone, it can hold half of the total; of several that want all, each gets the same, and as much stays free
-    for the next one. A caller that holds nothing is bounded by the total only. Without a total, only ``slot`` bounds a caller.
+    for the next one. A caller that holds nothing is bounded by the total only. Without a total, only ``slot`` bounds
+    callers.
     """
 
     def __init__(self, what: str, total: float = math.inf, *, fair: bool = False) -> None:

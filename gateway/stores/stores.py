@@ -9,7 +9,7 @@ from limits.aio.storage import MemoryStorage
 
 from gateway.settings import GatewaySettings
 from gateway.stores.query_log import QueryLog, QueryLogFile
-from gateway.stores.uploads import NoRecords, UploadRecords
+from gateway.stores.uploads import UploadRecords
 from gateway.stores.windows import SlidingWindows, Windows
 
 
@@ -40,7 +40,7 @@ class EmbeddedStores:
 
     def __init__(self, folder: Path | None, settings: GatewaySettings) -> None:
         self.windows: Windows = SlidingWindows(MemoryStorage())
-        self.upload_records: UploadRecords = NoRecords()
+        self.upload_records = UploadRecords()
         self.query_log = QueryLogFile(folder, settings.query_log_mib)
 
     def degraded(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ exists for an upload that was lost. Whenever the retriever is available, its ans
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -27,14 +27,18 @@ class SeenJob(NamedTuple):
     stale: bool = False
 
 
-class UploadRecords(Protocol):
-    """Records of uploads that gateways share. Calls do not fail or block; if the store is away, nothing is known."""
+class UploadRecords:
+    """Records of uploads that gateways share. Those of this class are none: a gateway that shares no store has it.
 
-    async def begin(self, tenant: str, key: str, body_hash: str) -> str | None:
+    Calls do not fail or block; if the store is away, nothing is known.
+    """
+
+    async def begin(self, tenant: str, key: str, body_hash: str) -> str | None:  # noqa: ARG002
         """Record the start of an upload with an idempotency key. Returns its job's id if it was accepted before.
 
         Raises Unavailable while an upload with the same key and another body is running.
         """
+        return None
 
     async def accepted(self, tenant: str, key: str, body_hash: str, job_id: str) -> None:
         """Record that the upload is durable, as this job."""
@@ -45,28 +49,8 @@ class UploadRecords(Protocol):
     async def saw(self, tenant: str, job: IngestJob) -> None:
         """Record a job's state."""
 
-    async def last_seen(self, tenant: str, job_id: str) -> IngestJob | None:
-        """The last recorded state of the job; None if there is none."""
-
-
-class NoRecords:
-    """Records nothing: for a gateway that shares no store."""
-
-    async def begin(self, tenant: str, key: str, body_hash: str) -> str | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-    async def accepted(self, tenant: str, key: str, body_hash: str, job_id: str) -> None:
-        """Do nothing."""
-
-    async def refused(self, tenant: str, key: str, body_hash: str) -> None:
-        """Do nothing."""
-
-    async def saw(self, tenant: str, job: IngestJob) -> None:
-        """Do nothing."""
-
     async def last_seen(self, tenant: str, job_id: str) -> IngestJob | None:  # noqa: ARG002
-        """Return None."""
+        """The last recorded state of the job; None if there is none."""
         return None
 
 

@@ -5,6 +5,7 @@ import hashlib
 import msgspec
 import structlog
 
+from gateway.stores.uploads import UploadRecords
 from protocol.documents import IngestJob
 from protocol.errors import Unavailable
 from services.redis.link import RedisAway, RedisLink
@@ -33,7 +34,7 @@ return false
 log = structlog.get_logger(__name__)
 
 
-class RedisUploadRecords:
+class RedisUploadRecords(UploadRecords):
     """Upload records in Redis: each idempotency key maps to its body's hash, and to its job once the upload is durable.
 
     A key without a job is a claim. It ends with the upload, or after ``CLAIM_S``. Keys with a job, and jobs, are kept
