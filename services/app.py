@@ -10,7 +10,6 @@ from typing import NamedTuple
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from cachectl.sharding.sharded_controller import ShardedController
@@ -84,7 +83,7 @@ def build_app(config: Config) -> FastAPI:
 
 def connect_controller(config: Config) -> Controller:
     """Return the controller of the stack that this process runs."""
-    shards = [controller_handle(_handle(name)) for name in controller_names(config)]
+    shards = [controller_handle(name) for name in controller_names(config)]
     return shards[0] if len(shards) == 1 else ShardedController(shards)
 
 
@@ -93,22 +92,18 @@ def connect_parts(config: Config) -> Parts:
     return Parts(
         _retriever(config),
         connect_controller(config),
-        GeneratorHandle.over(_handle(GENERATOR)),
+        GeneratorHandle.over(GENERATOR),
         generator_factory(config).layout(),
     )
 
 
 def _retriever(config: Config) -> Retriever:
-    shards = [retriever_handle(_handle(name), name) for name in retriever_names(config)]
+    shards = [retriever_handle(name) for name in retriever_names(config)]
     if len(shards) == 1:
         return shards[0]
     # A silent shard must time out before the gateway gives up on all of them.
     ready_within_s = _SHARD_READINESS_SHARE * config.gateway.pace.readiness_timeout_s
     return ShardedRetriever(shards, config.retriever.shards, ready_within_s, config.retriever.reranker)
-
-
-def _handle(name: str) -> DeploymentHandle:
-    return serve.get_deployment_handle(name, app_name=name)
 
 
 def _target(application: serve.Application, name: str, route_prefix: str | None = None) -> serve.RunTarget:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cachectl.costs.profiling import PrefillProbe
@@ -21,14 +22,19 @@ from services.serve.caller import PATIENCE_S, DeploymentCaller, replicas_of
 from services.serve.forwarding import forwarded, forwarding
 
 
-def retriever_handle(handle: DeploymentHandle, name: str = "retriever") -> Shard:
-    """Make the handle of the retriever, or of one shard; ``name`` stands in error messages."""
-    return forwarding(Shard, DeploymentCaller(handle, name, RetrieverNotReady))  # type: ignore[type-abstract]
+def retriever_handle(name: str) -> Shard:
+    """Make the handle of the retriever, or of one shard, by its application's name."""
+    return forwarding(Shard, DeploymentCaller(_deployed(name), name, RetrieverNotReady))  # type: ignore[type-abstract]
 
 
-def controller_handle(handle: DeploymentHandle) -> Controller:
-    """Make the handle of the controller."""
-    return forwarding(Controller, DeploymentCaller(handle, "controller", Unavailable))  # type: ignore[type-abstract]
+def controller_handle(name: str) -> Controller:
+    """Make the handle of the controller, or of one shard, by its application's name."""
+    caller = DeploymentCaller(_deployed(name), "controller", Unavailable)
+    return forwarding(Controller, caller)  # type: ignore[type-abstract]
+
+
+def _deployed(name: str) -> DeploymentHandle:
+    return serve.get_deployment_handle(name, app_name=name)
 
 
 class GeneratorHandle:
@@ -44,9 +50,9 @@ class GeneratorHandle:
         self._streaming: dict[str, str] = {}
 
     @classmethod
-    def over(cls, handle: DeploymentHandle) -> "GeneratorHandle":
-        """Make the handle of all instances of a deployment."""
-        return cls(DeploymentCaller(handle, "generator", EngineDied))
+    def over(cls, name: str) -> "GeneratorHandle":
+        """Make the handle of all instances of an application."""
+        return cls(DeploymentCaller(_deployed(name), "generator", EngineDied))
 
     carry_out = forwarded(Generator.carry_out)
     residency = forwarded(Generator.residency)

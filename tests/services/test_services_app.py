@@ -14,8 +14,8 @@ from services.redis.stores import RedisStores
 
 
 class Shard:
-    def __init__(self, handle: str, name: str) -> None:
-        self.silent = handle == name == "retriever-1"
+    def __init__(self, name: str) -> None:
+        self.silent = name == "retriever-1"
 
     async def ready(self) -> None:
         if self.silent:
@@ -23,7 +23,6 @@ class Shard:
 
 
 async def test_silent_shard_times_out_before_the_retriever_does(monkeypatch):
-    monkeypatch.setattr(app, "_handle", lambda name: name)
     monkeypatch.setattr(app, "retriever_handle", Shard)
     monkeypatch.setattr(GatewaySettings, "pace", Pace(readiness_timeout_s=0.4))
     config = Config(retriever={"shards": {"count": 2, "on_lost": "partial"}})

@@ -5,7 +5,6 @@ import time
 from contextlib import AsyncExitStack
 
 import structlog
-from ray import serve
 
 from cachectl.runtime.composing import GateFolder
 from cachectl.runtime.live_controller import LiveController, collect_while_idle, spare_full_collections
@@ -43,7 +42,7 @@ class ControllerDeployment:
         spare_full_collections()
         self._idle_checks = 0
         shard = ControllerShard(number, config.controller.shards)
-        engines = ServedInstances(_handle(generator), _handle(kv_generator) if kv_generator is not None else None)
+        engines = ServedInstances(*(GeneratorHandle.over(name) for name in (generator, kv_generator) if name))
         self._live = LiveController(
             config.controller,
             engines,
@@ -92,10 +91,6 @@ class ControllerDeployment:
                 await self._live.follow()
             except Exception:
                 log.exception("the generator could not be followed")
-
-
-def _handle(application: str) -> GeneratorHandle:
-    return GeneratorHandle.over(serve.get_deployment_handle(application, app_name=application))
 
 
 async def _start(live: LiveController, engines: ServedInstances, snapshot: Snapshot) -> None:
