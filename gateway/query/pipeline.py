@@ -8,7 +8,7 @@ from gateway.query.context import QueryContext
 from gateway.query.generation import Generation
 from gateway.query.query import Query
 from gateway.query.rewriting import FollowUpRewriter
-from gateway.query.search import Search
+from gateway.query.search import QuerySearch
 from gateway.query.speculation import Speculation
 from gateway.query.speculation_start import SpeculationStart
 from gateway.query.tracing import Tracing
@@ -61,7 +61,7 @@ class QueryPipeline:
         query = context.query
         with (
             context.recorded(),
-            closing(Search(context)) as search,
+            closing(QuerySearch(context)) as search,
             Generation(context) as generation,
             Speculation(context, self._speculation_start) as speculation,
         ):
@@ -73,7 +73,7 @@ class QueryPipeline:
                 request = await FollowUpRewriter(context).search()
 
                 # Search, and speculate on the provisional documents.
-                async for found in search.stages(request):
+                async for found in search.of(request):
                     if not query.context_only:
                         await speculation.consider(found)
                     if query.include_stages:

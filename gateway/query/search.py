@@ -6,7 +6,7 @@ from contextlib import closing
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
-from gateway.query.tracing import Tracing
+from gateway.query.tracing import SearchTrace, Tracing
 from gateway.query.transcript import NOTHING_FOUND
 from gateway.settings import GatewaySettings
 from gateway.tasks import BackgroundTasks, Deadline, close_iterator, finish_iterator
@@ -16,8 +16,8 @@ from protocol.parts import Retriever
 from protocol.retrieval import CandidateSet, SearchRequest
 
 
-class SearchStages:
-    """The stages of one search. Close it in any case."""
+class Search:
+    """One search. Close it in any case."""
 
     def __init__(
         self, retriever: Retriever, deadline: Deadline, metrics: GatewayMetrics, tasks: BackgroundTasks
@@ -27,15 +27,23 @@ class SearchStages:
         self._metrics = metrics
         self._tasks = tasks
         self._open: AsyncGenerator[CandidateSet] | None = None
+        self._found: CandidateSet | None = None
+
+    @property
+    def documents(self) -> CandidateSet:
+        """The final documents. Raises InternalError if the search ended without them."""
+        if self._found is None or not self._found.final:
+            raise InternalError("The search ended without its final documents.")
+        return self._found
 
     def close(self) -> None:
         """End the search in the background, if it has not ended."""
         if self._open is not None:
             self._tasks.start(close_iterator(self._open))
 
-    async def of(self, request: SearchRequest) -> AsyncGenerator[CandidateSet]:
+    async def stages(self, trace: SearchTrace) -> AsyncGenerator[CandidateSet]:
         """The stages, up to the final one. Call it once. Raises what ``Retriever.search`` raises, DeadlineExceeded."""
-        stages = self._open = self._retriever.search(request)
+        stages = self._open = self._retriever.search(trace.request)
         before_ms = 0.0
         async for found in self._deadline.each(stages):
             self._metrics.stage(found, (found.elapsed_ms - before_ms) / 1000)
@@ -46,45 +54,40 @@ class SearchStages:
                 self._open = None
                 if found.missing_shards:
                     self._metrics.partial.inc()
-            yield found
+            yield self._record(found, trace)
             if found.final:
                 return
 
+    def _record(self, found: CandidateSet, trace: SearchTrace) -> CandidateSet:
+        self._found = found
+        trace.found(found)
+        return found
 
-class Search(SearchStages):
+
+class QuerySearch(Search):
     """One query's search."""
 
     def __init__(self, context: QueryContext) -> None:
         super().__init__(context.parts.retriever, context.deadline, context.metrics, context.tasks)
         self._context = context
-        self._found: CandidateSet | None = None
 
-    @property
-    def documents(self) -> CandidateSet:
-        """The final documents. Raises InternalError if the search ended without them."""
-        if self._found is None or not self._found.final:
-            raise InternalError("The search ended without its final documents.")
-        return self._found
-
-    async def stages(self, request: SearchRequest) -> AsyncGenerator[CandidateSet]:
+    async def of(self, request: SearchRequest) -> AsyncGenerator[CandidateSet]:
         """The search's stages, the last one final. Raises what ``Retriever.search`` raises, and DeadlineExceeded.
 
         If the query's documents are optional, an unknown or empty collection yields one final stage without documents.
         """
-        query = self._context.query
+        trace = self._context.trace.retrieval(request)
         try:
-            async for found in self.of(self._context.trace.retrieval(request)):
-                yield self._record(found)
+            async for found in self.stages(trace):
+                yield found
         except (UnknownCollection, NoDocuments):
-            if not query.documents_optional:
+            if not self._context.query.documents_optional:
                 raise
-            yield self._record(NOTHING_FOUND)
+            yield self._record(NOTHING_FOUND, trace)
 
-    def _record(self, found: CandidateSet) -> CandidateSet:
-        self._found = found
-        self._context.trace.found(found)
+    def _record(self, found: CandidateSet, trace: SearchTrace) -> CandidateSet:
         self._context.transcript.searched(found)
-        return found
+        return super()._record(found, trace)
 
 
 class Searches:
@@ -111,15 +114,10 @@ class Searches:
         """
         began = time.monotonic()
         deadline = Deadline(self._settings.query_timeout_s, "The search did not end")
-        ends_ms: list[float] = []
         with (
             self._tracing.search(request) as trace,
-            closing(SearchStages(self._retriever, deadline, self._metrics, self._tasks)) as stages,
+            closing(Search(self._retriever, deadline, self._metrics, self._tasks)) as search,
         ):
-            async for found in stages.of(trace.request):
-                trace.found(found)
-                ends_ms.append(found.elapsed_ms)
-                if found.final:
-                    total_ms = 1000 * (time.monotonic() - began)
-                    return found, SearchTimings(found.elapsed_ms, tuple(ends_ms), total_ms)
-        raise InternalError("The search ended without its final documents.")
+            ends_ms = [found.elapsed_ms async for found in search.stages(trace)]
+            found, total_ms = search.documents, 1000 * (time.monotonic() - began)
+        return found, SearchTimings(found.elapsed_ms, tuple(ends_ms), total_ms)

@@ -100,7 +100,6 @@ class QueryTrace(Ends):
         self._root = self._tracer.start_span(
             f"invoke_workflow {_US}", attributes={**self._attributes("invoke_workflow"), **attributes}
         )
-        self._search: SearchTrace | None = None
 
     def __enter__(self) -> Self:
         context = self._root.get_span_context()
@@ -116,15 +115,9 @@ class QueryTrace(Ends):
         for span in (*self._open, self._root):
             end(span, error)
 
-    def retrieval(self, search: SearchRequest) -> SearchRequest:
-        """Start the span of a search. Returns the request with the span's context for the retriever."""
-        self._search = SearchTrace(self._start(f"retrieval {search.collection}", "retrieval", _asked(search)), search)
-        return self._search.request
-
-    def found(self, found: CandidateSet) -> None:
-        """Record a stage of the search. The final stage ends its span."""
-        if self._search is not None:
-            self._search.found(found)
+    def retrieval(self, search: SearchRequest) -> SearchTrace:
+        """Start the span of a search."""
+        return SearchTrace(self._start(f"retrieval {search.collection}", "retrieval", _asked(search)), search)
 
     def chat(self, plan: PrefillPlan, sampling: Sampling) -> ChatTrace:
         """Start the span of a generation."""

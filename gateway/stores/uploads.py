@@ -28,7 +28,7 @@ class SeenJob(NamedTuple):
 
 
 class UploadRecords:
-    """Records of uploads that gateways share. Those of this class are none: a gateway that shares no store has it.
+    """Records of uploads that gateways share. By itself, for a gateway that shares no store, it records nothing.
 
     Calls do not fail or block; if the store is away, nothing is known.
     """
