@@ -22,7 +22,7 @@ from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
 from gateway.wire.openai.responses import ResponseBody, ResponseObject, ended, response_in_progress
 from gateway.wire.openapi import answer, errors, replies
 from protocol.errors import DeadlineExceeded, InvalidRequest, UnknownModel
-from protocol.generation import EngineInfo, Sampling
+from protocol.generation import EngineInfo
 from protocol.prompts import ChatMessage
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
@@ -32,21 +32,18 @@ _ERRORS = errors(400, 401, 404, 408, 409, 413, 415, 422, 429, 500, 503)
 def conversation_query(
     body: ModelBody,
     messages: Sequence[ChatMessage],
-    sampling: Sampling,
     caller: Caller,
     gateway: Gateway,
-    *,
-    field: str,
-    schema_field: str = "json_schema",
     follow_ups: FollowUps | None = None,
 ) -> Query:
-    """The query that answers a conversation, which is in the request's ``field``.
+    """The query that answers the conversation of a request.
 
     It searches with the last user message that has text, and with those before it as ``follow_ups`` says. A
     ``collection`` that the request names must exist and have documents, as for ``/query``. Without one, it uses the
     default collection, or no documents if that is empty. Raises InvalidRequest, UnknownModel or Unavailable.
     """
-    settings = gateway.settings
+    settings, field = gateway.settings, body.question_field
+    sampling = body.sampling(settings.default_max_tokens)
     way = follow_ups or settings.default_follow_ups
     earlier = 0 if way is FollowUps.ALONE else EARLIER_QUESTIONS
     question = last_question(messages, earlier, settings.max_query_chars)
@@ -62,7 +59,7 @@ def conversation_query(
         search=search,
         messages=tuple(messages),
         question_field=field,
-        schema_field=schema_field,
+        schema_field=body.schema_field,
         sampling=sampling,
         documents_optional=body.collection is None,
         rewrite_from=max(1, earlier) if way is FollowUps.REWRITTEN and question.follows else 0,
@@ -85,17 +82,7 @@ async def chat(
     """Answer the last user message of a conversation from the documents of a collection."""
     body.refuse_unserved()
     messages = await off_loop(ITEM * len(body.messages), body.conversation)
-    sampling = body.sampling(gateway.settings.default_max_tokens)
-    query = conversation_query(
-        body,
-        messages,
-        sampling,
-        caller,
-        gateway,
-        field="messages",
-        schema_field="response_format",
-        follow_ups=body.follow_ups,
-    )
+    query = conversation_query(body, messages, caller, gateway, body.follow_ups)
     choices = await start_choices(query, body.choices, gateway, ticket)
     if body.stream:
         return await streamed(choices, chunk_frames(choices, ChatChunks(body)), request, gateway)
@@ -113,8 +100,7 @@ async def complete(
     """Answer a prompt like a chat with one user message."""
     body.refuse_unserved()
     asked = (ChatMessage("user", body.question()),)
-    sampling = body.sampling(gateway.settings.default_max_tokens)
-    query = conversation_query(body, asked, sampling, caller, gateway, field="prompt")
+    query = conversation_query(body, asked, caller, gateway)
     choices = await start_choices(query, body.choices, gateway, ticket)
     if body.stream:
         return await streamed(choices, chunk_frames(choices, CompletionChunks(body)), request, gateway)
@@ -134,14 +120,11 @@ async def respond(
 ) -> Response:
     """Answer an input like a chat."""
     body.refuse_unserved()
-    sampling = body.sampling(gateway.settings.default_max_tokens)
     items = 1 if isinstance(body.input, str) else len(body.input)
     messages = await off_loop(ITEM * items, body.messages)
-    query = conversation_query(
-        body, messages, sampling, caller, gateway, field="input", schema_field="text.format", follow_ups=body.follow_ups
-    )
+    query = conversation_query(body, messages, caller, gateway, body.follow_ups)
     run = await start_query(query, gateway, ticket)
-    response = response_in_progress(body, sampling, query.query_id, query.model, int(run.transcript.arrived_at))
+    response = response_in_progress(body, query.sampling, query.query_id, query.model, int(run.transcript.arrived_at))
     if body.stream:
         return await streamed(run, event_frames(run, ResponseEvents(response, query.query_id)), request, gateway)
     return json_response(ended(response, await while_connected(request, run, run.reply())))

@@ -31,6 +31,7 @@ from protocol.prompts import ChatMessage
 class ChatBody(ChoiceFields, ModelBody, ConversationFields):
     """OpenAI's chat request, plus our fields of an answer and of a conversation, and vLLM's sampling parameters."""
 
+    question_field, schema_field = "messages", "response_format"
     messages: Annotated[list[ChatTurn], Field(fail_fast=True)] = Field(min_length=1, json_schema_extra=ASKS)
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None

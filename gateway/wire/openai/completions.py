@@ -26,6 +26,7 @@ _TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 class CompletionBody(ChoiceFields, ModelBody):
     """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
 
+    question_field = "prompt"
     prompt: Question | Annotated[_Questions | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
     max_tokens: MaxTokens | None = None
     logprobs: TopLogprobs | None = None

@@ -4,8 +4,9 @@ A request that sets a parameter which RAGTree does not serve is refused, because
 asked for. Values that change no answer are accepted, since OpenAI's clients send some by default.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, Field
@@ -260,6 +261,15 @@ def chat_message(
 
 
 class ModelBody(OpenAIBody, AnswerBody, SamplingFields):
-    """A request that a model answers."""
+    """A request that a model answers.
 
+    ``question_field`` and ``schema_field`` are its names of what holds the question and the answer's JSON schema.
+    """
+
+    question_field: ClassVar[str]
+    schema_field: ClassVar[str] = "json_schema"
     model: str = Field(min_length=1)
+
+    @abstractmethod
+    def sampling(self, default_max_tokens: int) -> Sampling:
+        """The sampling of the answer. Raises InvalidRequest."""

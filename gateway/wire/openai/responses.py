@@ -61,6 +61,7 @@ class InputItem(BaseModel):
 class ResponseBody(ModelBody, ConversationFields):
     """A request for one response, without tools and without state on the server."""
 
+    question_field, schema_field = "input", "text.format"
     input: Text | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
     instructions: Text | None = None
     stream: bool | None = None
