@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, usage_of
+from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, openai_id, usage_of
 from gateway.wire.openai.request_fields import (
     ASKS,
     ChatTurn,
@@ -126,7 +126,7 @@ def chat_completion(replies: Sequence[Reply]) -> ChatCompletion:
     """Convert the replies of choices into OpenAI's format."""
     first = replies[0]
     return ChatCompletion(
-        id=_chat_id(first.query_id),
+        id=openai_id("chatcmpl-", first.query_id),
         created=first.created_at,
         model=first.model,
         choices=tuple(
@@ -173,7 +173,7 @@ class ChatChunks(ChoiceStream[ChatChunk]):
         self, index: int, delta: Delta, tokens: Tokens = msgspec.UNSET, finish_reason: FinishReason | None = None
     ) -> ChatChunk:
         return ChatChunk(
-            id=_chat_id(self._query.query_id),
+            id=openai_id("chatcmpl-", self._query.query_id),
             created=self._query.created_at,
             model=self._query.model,
             choices=(ChunkChoice(index=index, delta=delta, logprobs=_logprobs(tokens), finish_reason=finish_reason),),
@@ -183,7 +183,3 @@ class ChatChunks(ChoiceStream[ChatChunk]):
 
 def _logprobs(tokens: Tokens) -> ChoiceLogprobs | None:
     return None if tokens is msgspec.UNSET else ChoiceLogprobs(content=tokens)
-
-
-def _chat_id(query_id: str) -> str:
-    return f"chatcmpl-{query_id.removeprefix('query_')}"

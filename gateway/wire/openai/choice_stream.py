@@ -23,6 +23,11 @@ def usage_of(replies: Sequence[Reply]) -> Usage:
     return Usage(first.prompt_tokens, generated, first.prompt_tokens + generated, first.prompt_tokens_details)
 
 
+def openai_id(kind: str, query_id: str) -> str:
+    """The id of one of OpenAI's objects that is made of a query."""
+    return kind + query_id.removeprefix("query_")
+
+
 class ChoiceStream(ABC, Generic[T]):
     """Converts the events of a request's choices into the objects of a stream.
 

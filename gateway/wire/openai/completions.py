@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, usage_of
+from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, openai_id, usage_of
 from gateway.wire.openai.request_fields import ChoiceFields, ModelBody, TopLogprobs
 from gateway.wire.reply import Citation, Reply, Usage
 from gateway.wire.schemas import MaxTokens, Question
@@ -78,7 +78,7 @@ def completion(replies: Sequence[Reply]) -> Completion:
     """Convert the replies of choices into OpenAI's format."""
     first = replies[0]
     return Completion(
-        id=_completion_id(first.query_id),
+        id=openai_id("cmpl-", first.query_id),
         created=first.created_at,
         model=first.model,
         choices=tuple(
@@ -116,7 +116,7 @@ class CompletionChunks(ChoiceStream[Completion]):
         logprobs = _logprobs(tokens, self._offsets[index])
         self._offsets[index] += 0 if tokens is msgspec.UNSET else sum(len(token.token) for token in tokens)
         return Completion(
-            id=_completion_id(self._query.query_id),
+            id=openai_id("cmpl-", self._query.query_id),
             created=self._query.created_at,
             model=self._query.model,
             choices=(CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason),),
@@ -139,7 +139,3 @@ def _logprobs(tokens: Tokens, offset: int) -> CompletionLogprobs | None:
         [{likely.token: likely.logprob for likely in token.top_logprobs} for token in tokens],
         offsets,
     )
-
-
-def _completion_id(query_id: str) -> str:
-    return f"cmpl-{query_id.removeprefix('query_')}"

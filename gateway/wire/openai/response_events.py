@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.wire import events
 from gateway.wire.openai import responses
+from gateway.wire.openai.choice_stream import openai_id
 from gateway.wire.reply import Reply, ScoredToken
 from protocol.errors import RagtreeError
 
@@ -115,7 +116,7 @@ class ResponseEvents:
 
     def __init__(self, response: responses.ResponseObject, query_id: str) -> None:
         self._response = response
-        self._message = responses.OutputMessage(id=responses.message_id(query_id), status="in_progress")
+        self._message = responses.OutputMessage(id=openai_id("msg_", query_id), status="in_progress")
         self._sequence = 0
         self._annotations = 0
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
+from gateway.wire.openai.choice_stream import openai_id
 from gateway.wire.openai.request_fields import (
     ContentPart,
     ConversationFields,
@@ -203,7 +204,7 @@ def response_in_progress(
 ) -> ResponseObject:
     """The response to a query that was accepted at this time."""
     return ResponseObject(
-        id=f"resp_{_number(query_id)}",
+        id=openai_id("resp_", query_id),
         created_at=created_at,
         instructions=body.instructions,
         max_output_tokens=sampling.max_tokens,
@@ -223,7 +224,7 @@ def ended(response: ResponseObject, reply: Reply) -> ResponseObject:
         response,
         status=status,
         incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
-        output=(OutputMessage(id=message_id(reply.query_id), status=status, content=(output_text(reply),)),),
+        output=(OutputMessage(id=openai_id("msg_", reply.query_id), status=status, content=(output_text(reply),)),),
         usage=ResponseUsage(
             reply.usage.prompt_tokens,
             InputTokensDetails(reply.usage.prompt_tokens_details.cached_tokens),
@@ -253,12 +254,3 @@ def output_text(reply: Reply) -> OutputText:
 def file_citation(cited: Citation) -> FileCitation:
     """A citation in OpenAI's format."""
     return FileCitation(cited.document_id, cited.filename, cited.index, cited.chunk_id)
-
-
-def message_id(query_id: str) -> str:
-    """The id of a response's only message."""
-    return f"msg_{_number(query_id)}"
-
-
-def _number(query_id: str) -> str:
-    return query_id.removeprefix("query_")
