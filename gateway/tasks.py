@@ -32,7 +32,7 @@ class Ends(ABC):
         self.end(error)
 
     @abstractmethod
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None) -> object:
         """End it; ``error`` is what the block raised."""
 
 

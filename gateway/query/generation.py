@@ -48,7 +48,7 @@ class Generation(Ends):
     def end(self, error: BaseException | None) -> None:
         """Close the lease."""
         if self._source is not None:
-            self._source.lease.close(error)
+            self._source.lease.end(error)
 
     def take_over(self, guess: Guess) -> None:
         """Continue a confirmed guess, which is already admitted."""
@@ -88,7 +88,7 @@ class Generation(Ends):
                     self._context.losses.note(error)
                 if started or self._lost is not None:
                     raise
-                source.lease.close(error)
+                source.lease.end(error)
                 self._lost = plan.instance, error
                 self._ask_again(source.request, plan)
 

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 class Lease(Ends):
     """One plan's place in the queue, its stream, and the controller's record of it.
 
-    ``close`` gives all of that back in a background task, once. As a context manager, a lease closes at the end of its
+    ``end`` gives all of that back in a background task, once. As a context manager, a lease ends at the end of its
     block. If a plan was asked for, the controller receives exactly one completion report: COMPLETED after
     ``completed``, else FAILED after an error, else CANCELLED. The task ``released`` ends after that report.
     """
@@ -46,11 +46,7 @@ class Lease(Ends):
         self._prefill_reported = False
         self.released: asyncio.Task[None] | None = None
 
-    def end(self, error: BaseException | None) -> None:
-        """Close the lease."""
-        self.close(error)
-
-    def close(self, error: BaseException | None = None) -> asyncio.Task[None]:
+    def end(self, error: BaseException | None = None) -> asyncio.Task[None]:
         """Start the release, and return its task. Later calls return the same task and change nothing."""
         if self.released is None:
             if self._chat is not None:
@@ -69,7 +65,7 @@ class Lease(Ends):
         self._completed = True
 
     def admit(self, admit: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a call that asks the controller for a plan. Closing cancels it.
+        """Start a call that asks the controller for a plan. Ending cancels it.
 
         A call that returns None or NotWarmed has granted nothing, so there is nothing to release.
         """
