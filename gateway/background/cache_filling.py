@@ -129,7 +129,7 @@ class CacheFilling:
             return
         for donor in donors:
             prefill = partial(tiers.prefill, donor.contents, partial(self._donors.prefill, donor))
-            self._metrics.prefilled_ingested(await _prefill(job, job.chunks, prefill))
+            self._metrics.ingested.labels(await _prefill(job, job.chunks, prefill)).inc()
 
 
 async def _prefill(job: CacheJob, prefills: Prefills, prefill: _Prefill) -> Outcome | Literal["failed"]:

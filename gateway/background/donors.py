@@ -141,7 +141,7 @@ class IngestedPrefill:
             with self._failing(document_id):
                 for donor in await self._donors.of_document(tenant, job.collection, document_id):
                     with self._failing(document_id):
-                        self._metrics.prefilled_ingested((await self._donors.prefill(donor)).outcome)
+                        self._metrics.ingested.labels((await self._donors.prefill(donor)).outcome).inc()
 
     @contextmanager
     def _failing(self, document_id: str) -> Iterator[None]:
@@ -151,7 +151,7 @@ class IngestedPrefill:
         except RagtreeError as error:
             # It may have been deleted since.
             log.warning("document_not_prefilled", document_id=document_id, error=str(error))
-            self._metrics.prefilled_ingested("failed")
+            self._metrics.ingested.labels("failed").inc()
 
     async def _ended(self, tenant: str, job: IngestJob) -> IngestJob:
         """The job once it has ended."""

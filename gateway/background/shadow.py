@@ -55,11 +55,11 @@ class Shadow:
                 same = await self._idle.spend(partial(self._compare, answer))
             except RagtreeError as error:
                 log.warning("approximate_answer_not_compared", query_id=answer.query_id, error=str(error))
-                self._metrics.compared(answer.approximation, "failed")
+                self._metrics.shadows.labels(answer.approximation, "failed").inc()
                 continue
             if not same:
                 log.warning("approximate_answer_differs", query_id=answer.query_id, approximation=answer.approximation)
-            self._metrics.compared(answer.approximation, "same" if same else "different")
+            self._metrics.shadows.labels(answer.approximation, "same" if same else "different").inc()
 
     async def _compare(self, answer: ApproximateAnswer) -> bool | None:
         """Whether the answer begins like that of a full prefill; None if the controller is busy."""

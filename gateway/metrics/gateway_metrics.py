@@ -126,7 +126,7 @@ class GatewayMetrics:
         )
         for attention in get_args(FactsAttention):
             self._facts.labels(attention)
-        self._shadows = counter(
+        self.shadows = counter(
             "ragtree_shadow_answers_total",
             "Answers to prompts with composed KV, or with facts in trees (dependency), that were computed again after "
             "a full prefill, by outcome: same, different or failed.",
@@ -134,16 +134,16 @@ class GatewayMetrics:
         )
         for approximation in get_args(Approximation):
             for outcome in ("same", "different", "failed"):
-                self._shadows.labels(approximation, outcome)
-        self._ingested = counter(
+                self.shadows.labels(approximation, outcome)
+        self.ingested = counter(
             "ragtree_ingest_prefills_total",
             "Chunks of ingested documents prefilled in idle time, after ingestion or by precomputations, by outcome: "
             "computed, present, no_room in the tiers without evicting, or failed.",
             ["outcome"],
         )
         for outcome in ("computed", "present", "no_room", "failed"):
-            self._ingested.labels(outcome)
-        self._speculation = counter(
+            self.ingested.labels(outcome)
+        self.speculation = counter(
             "ragtree_speculation_total",
             "Generations on provisional documents by outcome: confirmed, wrong, gave_way to a request, or abandoned "
             "with their query.",
@@ -176,10 +176,6 @@ class GatewayMetrics:
         self._queue_wait.observe(queued_s)
         self._overtakes.observe(overtakes)
 
-    def speculated(self, outcome: str) -> None:
-        """Count a generation on provisional documents by its outcome."""
-        self._speculation.labels(outcome).inc()
-
     def prefilled(self, plan: PrefillPlan, prefill: PrefillResult) -> None:
         """Record where a prompt's tokens came from, and the tier lookups and hits of its documents."""
         for tier, tokens in prefill.loaded.items():
@@ -196,14 +192,6 @@ class GatewayMetrics:
         if attention is not None:
             self._facts.labels(attention).inc()
         self.activity.prefilled(prefill.prompt_tokens, prefill.cached_tokens)
-
-    def compared(self, approximation: Approximation, outcome: str) -> None:
-        """Record the comparison of an approximate answer with that of a full prefill."""
-        self._shadows.labels(approximation, outcome).inc()
-
-    def prefilled_ingested(self, outcome: str) -> None:
-        """Record the prefill of an ingested document's chunk."""
-        self._ingested.labels(outcome).inc()
 
     def _looked_up(self, found: Tier | None) -> None:
         for tier in Tier:

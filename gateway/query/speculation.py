@@ -50,7 +50,7 @@ class Speculation(Ends):
         if self._restart is not None:
             self._restart.cancel()
         if self._guess is not None:
-            self._guess.lease.close(error)
+            self._guess.lease.end(error)
             self._count("confirmed" if self._confirmed else "abandoned")
 
     async def consider(self, found: CandidateSet) -> None:
@@ -182,14 +182,14 @@ class Speculation(Ends):
             plan = await context.deadline.wait(lease.admit(speculate))
         finally:
             if plan is None:
-                lease.close()
+                lease.end()
         if plan is not None:
             self._guess = Guess(context, request, plan, documents, lease)
 
     def _drop(self, why: Literal["wrong", "gave_way"]) -> None:
         guess, self._guess = self._guess, None
         if guess is not None:
-            ending = guess.lease.close()
+            ending = guess.lease.end()
             wrong_at_ms = self._context.timeline.now_ms() if why == "wrong" else None
             ending.add_done_callback(partial(self._record_ending, guess, wrong_at_ms))
             self._dropped.append(guess)
@@ -213,5 +213,5 @@ class Speculation(Ends):
             self._start.record_search(self._kind, self._since / found.of, stage_ms)
 
     def _count(self, outcome: str) -> None:
-        self._context.metrics.speculated(outcome)
+        self._context.metrics.speculation.labels(outcome).inc()
         self._context.trace.speculated(outcome)

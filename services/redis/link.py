@@ -59,23 +59,15 @@ class RedisMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.up = Gauge("ragtree_redis_up", "Whether Redis answered the last call or probe.", registry=registry)
-        self._errors = Counter(
+        self.errors = Counter(
             "ragtree_redis_errors_total",
             "Calls that Redis did not serve, including those not tried while it was down.",
             ["store"],
             registry=registry,
         )
-        self._dropped = Counter(
+        self.dropped = Counter(
             "ragtree_query_log_dropped_total", "Queries that were not logged for warm-ups.", registry=registry
         )
-
-    def failed(self, store: str) -> None:
-        """Count a call that Redis did not serve."""
-        self._errors.labels(store).inc()
-
-    def dropped(self) -> None:
-        """Count a query that was not logged."""
-        self._dropped.inc()
 
 
 class RedisAway(Exception):
@@ -130,7 +122,7 @@ class RedisLink:
             except RedisError as error:
                 raise RedisAway from error
         except RedisAway:
-            self._metrics.failed(store)
+            self._metrics.errors.labels(store).inc()
             raise
 
     @asynccontextmanager

@@ -46,7 +46,7 @@ class StreamQueryLog:
         """Log a query as soon as Redis accepts it."""
         noted = entry(search, self._clock())
         if len(noted) > LONGEST_ENTRY or len(self._waiting) >= MOST_WAITING:
-            self._metrics.dropped()
+            self._metrics.dropped.inc()
             return
         self._waiting.append(noted)
         self._noted.set()
