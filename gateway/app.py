@@ -1,7 +1,5 @@
 """The gateway as one ASGI app."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,17 +43,12 @@ def create_app(
     composition = Composition(parts, settings, stores, registry or CollectorRegistry(), tracing or Tracing())
     gateway = composition.gateway
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with composition.running():
-            yield
-
     app = FastAPI(
         title="RAGTree",
         version=version("ragtree"),
         # Not include_router: it would analyse all signatures again for each app.
         routes=[route for module in _ROUTES for route in module.router.routes],
-        lifespan=lifespan,
+        lifespan=lambda _app: composition.running(),
         docs_url=None,
         redoc_url=None,
     )

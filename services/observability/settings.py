@@ -36,20 +36,12 @@ class ObservabilitySettings(BaseModel, extra="forbid", frozen=True):
         return self.otlp_endpoint is not None or any(os.environ.get(name) for name in _ENDPOINTS)
 
     def configure_logging(self) -> None:
-        """Configure this process's log."""
+        """Configure this process's log. Errors that RAGTree raises on purpose stay out of Serve's; defects do not.
+
+        Otherwise a caller whose requests are refused could fill the disk. The gateway logs a line for each request.
+        """
         configure_logging(self.log_level, self.log_format)
-        leave_refusals_out()
-
-
-_SERVE_LOGGER = "ray.serve"
-
-
-def leave_refusals_out() -> None:
-    """Keep errors that RAGTree raises on purpose out of Serve's log; defects stay in it.
-
-    Otherwise a caller whose requests are refused could fill the disk. The gateway logs a line for each request.
-    """
-    logging.getLogger(_SERVE_LOGGER).addFilter(_is_no_refusal)
+        logging.getLogger("ray.serve").addFilter(_is_no_refusal)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

@@ -99,10 +99,12 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
         "graceful_shutdown_wait_loop_s": 0.5,
     }
     if isinstance(placement, ReplicaSettings) and placement.scales:
+        # An instance never runs more than max_running. Other queries wait in the controller, where Serve sees none.
+        most_queries = config.controller.max_running / 2
         options["autoscaling_config"] = {
             "min_replicas": placement.min_replicas,
             "max_replicas": placement.max_replicas,
-            "target_ongoing_requests": _GATEWAY_STREAMS if name == GATEWAY else _target(config),
+            "target_ongoing_requests": _GATEWAY_STREAMS if name == GATEWAY else most_queries,
             "look_back_period_s": LOOK_BACK_S,
             "upscale_delay_s": placement.upscale_delay_s,
             "downscale_delay_s": placement.downscale_delay_s,
@@ -110,14 +112,6 @@ def deployment_options(config: Config, name: str) -> dict[str, object]:
     else:
         options["num_replicas"] = _replicas(placement)
     return options
-
-
-def _target(config: Config) -> float:
-    """The running queries per instance above which another instance is started.
-
-    An instance never runs more than ``max_running``. The others wait in the controller, where Serve does not see them.
-    """
-    return config.controller.max_running / 2
 
 
 def _placement(config: Config, name: str) -> PlacementSettings:
