@@ -6,9 +6,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.config import Config
-from services.serve.deployments.controller import ControllerDeployment
-from services.serve.deployments.generator import GeneratorDeployment
-from services.serve.deployments.retriever import RetrieverDeployment
+from services.serve.deployments import ControllerDeployment, GeneratorDeployment, RetrieverDeployment
 from services.serve.instance_router import InstanceRouter
 from services.serve.replica_settings import DeviceSettings, KvGeneratorSettings, PlacementSettings, ReplicaSettings
 

@@ -4,8 +4,8 @@ import os
 from types import SimpleNamespace
 
 from services.config import Config
-from services.serve.deployments import generator
-from services.serve.deployments.generator import GeneratorDeployment
+from services.serve import deployments
+from services.serve.deployments import GeneratorDeployment
 
 
 class Factory:
@@ -25,9 +25,9 @@ class Factory:
 async def test_the_thread_that_ray_allows_a_replica_is_no_limit_of_its_engine(monkeypatch):
     factory = Factory()
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"))
-    monkeypatch.setattr(generator.serve, "get_replica_context", lambda: replica)
-    monkeypatch.setattr(generator, "generator_factory", lambda _config, _host: factory)
-    monkeypatch.setattr(generator, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(deployments.serve, "get_replica_context", lambda: replica)
+    monkeypatch.setattr(deployments, "generator_factory", lambda _config, _host: factory)
+    monkeypatch.setattr(deployments, "get_node_ip_address", lambda: "127.0.0.1")
     # Ray sets it in every worker process that reserves no CPUs.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     made = object.__new__(GeneratorDeployment)

@@ -9,9 +9,7 @@ from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 from retriever.sharding.shard_group import Shard
 from retriever.sharding.sharded_retriever import ShardedRetriever
-from services.serve.deployments.controller import ControllerDeployment
-from services.serve.deployments.generator import GeneratorDeployment
-from services.serve.deployments.retriever import RetrieverDeployment
+from services.serve.deployments import ControllerDeployment, GeneratorDeployment, RetrieverDeployment
 from services.serve.forwarding import forwarding, serves
 from services.serve.handles import GeneratorHandle
 

@@ -1,25 +1,106 @@
-"""The controller as a Ray Serve deployment: one replica, the single writer of its knowledge tree."""
+"""The Ray Serve deployments. Each is a thin wrapper around one part's plain class."""
 
 import asyncio
+import os
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 
 import structlog
+from ray import serve
+from ray.util import get_node_ip_address
 
 from cachectl.runtime.composing import GateFolder
 from cachectl.runtime.live_controller import LiveController, collect_while_idle, spare_full_collections
 from cachectl.runtime.recovery import SnapshotSaver
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.tree.snapshot import Snapshot
+from generator.engines.engine import Engine
 from protocol.cache import CachePath
-from protocol.errors import DeployFailed, Unavailable
-from protocol.parts import Controller
+from protocol.errors import DeployFailed, EngineDied, Unavailable
+from protocol.generation import PrefillCost, Sampling
+from protocol.parts import Controller, Generator
+from protocol.plans import PrefillPlan
+from protocol.timing import StreamClock, StreamTiming
+from retriever.build import build_retriever
+from retriever.machine import return_large_blocks
+from retriever.sharding.shard_group import Shard
+from services.cluster.machine import on_this_machine
 from services.config import Config
+from services.model import generator_factory
+from services.observability.spans import open_spans
 from services.redis.controller_state import controller_state
 from services.serve.forwarding import serves
 from services.serve.handles import GeneratorHandle, ServedInstances
 
 log = structlog.get_logger(__name__)
+
+
+@serves(Shard, "_retriever")
+class RetrieverDeployment:
+    """Runs a retriever, or one shard of it, and its ingest worker: one replica, which owns its data folder."""
+
+    async def __init__(self, config: Config, shard: int) -> None:  # type: ignore[misc]  # Serve awaits it
+        return_large_blocks()
+        config.observability.configure_logging()
+        self._spans = open_spans(config.observability, "retriever")
+        folder = config.shard_folders.of(shard)
+        self._retriever = build_retriever(config.retriever, folder, tracer=self._spans.tracer)
+        await self._retriever.start()
+
+    async def __del__(self) -> None:
+        """Close the retriever and send the last spans. Serve calls this before it ends the replica."""
+        await self._retriever.close()
+        await asyncio.to_thread(self._spans.close)
+
+
+@serves(Generator, "_addressed")
+class GeneratorDeployment:
+    """Runs an engine. If the engine dies, the health check fails and Serve replaces the replica."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        config.observability.configure_logging()
+        # Ray gives a replica that reserves no CPUs one thread. The engine would take that for its user's choice.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        self._instance: str = serve.get_replica_context().replica_id.unique_id
+        self._engine = generator_factory(on_this_machine(config), get_node_ip_address()).engine(self._instance)
+        await self._engine.start()
+
+    async def ready(self) -> None:
+        """Return when plans can be executed."""
+        await self._engine.ready()
+
+    async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
+        """Measure one prefill."""
+        return await self._engine.probe_prefill(cached_tokens, new_tokens)
+
+    async def time_stream(self, plan: PrefillPlan, max_tokens: int) -> StreamTiming:
+        """Time a plan's stream next to the engine: the baseline of the stack's overhead."""
+        texts = StreamClock()
+        async with aclosing(self._engine.stream(plan, Sampling(max_tokens=max_tokens))) as steps:
+            async for step in steps:
+                if step.text or (step.finish_reason is not None and not texts.started):
+                    texts.arrived()
+        return texts.timing()
+
+    async def check_health(self) -> None:
+        """Serve's periodic health check. Raises if the engine is gone."""
+        await self._engine.ready()
+
+    async def __del__(self) -> None:
+        """Close the engine. Serve calls this before it ends the replica."""
+        await self._engine.close()
+
+    @property
+    def _addressed(self) -> Engine:
+        """The engine, if the current call names this instance or none.
+
+        Raises EngineDied if it names another: that instance drains or is gone, so Serve routed the call here.
+        """
+        named = serve.get_multiplexed_model_id()
+        if named and named != self._instance:
+            raise EngineDied("the instance that this call names is draining or gone", begun=False)
+        return self._engine
+
 
 IDLE_CHECKS = 5
 """Idle health checks in a row before a full garbage collection."""
@@ -32,7 +113,8 @@ FOLLOW_S = 1.0
 class ControllerDeployment:
     """Runs a ``Controller`` on the machine's monotonic clock and keeps it in step with the generator's instances.
 
-    With several shards, it is the one with this ``number``.
+    It has one replica, the single writer of its knowledge tree. With several shards, it is the one with this
+    ``number``.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
