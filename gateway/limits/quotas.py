@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
-from typing import NamedTuple
 
 from gateway.limits.auth import Caller
 from gateway.limits.room import Room
-from gateway.limits.tokens import Reservation, TokenReservations
+from gateway.limits.tokens import TokenAccount, TokenReservations
 from gateway.query.runs import Running
 from gateway.settings import GatewaySettings
 from gateway.stores.windows import Standing, Windows
@@ -22,7 +21,7 @@ class QueryTicket:
     ``account`` is None for a key without a quota of tokens, and ``take_slot`` takes the slot of another running query.
     """
 
-    def __init__(self, account: "TokenAccount | None", take_slot: Callable[[], None]) -> None:
+    def __init__(self, account: TokenAccount | None, take_slot: Callable[[], None]) -> None:
         self._account = account
         self._take_slot = take_slot
         self._followed = False
@@ -49,26 +48,7 @@ class QueryTicket:
 
     def _end(self) -> None:
         if self._account is not None:
-            self._account.reservation.end()
-
-
-class TokenAccount(NamedTuple):
-    """Charges one request's tokens to its key's window, against its ``reservation``."""
-
-    owner: str
-    reservation: Reservation
-    windows: Windows
-    tasks: BackgroundTasks
-
-    def charge(self, tokens: int) -> None:
-        """Count tokens in the background: also those of a request whose client has left."""
-        self.tasks.start(self._count(tokens, self.reservation.use(tokens)))
-
-    async def _count(self, tokens: int, covered: int) -> None:
-        try:
-            await self.windows.charge(f"{self.owner}/tokens", tokens)
-        finally:
-            self.reservation.counted(covered)
+            self._account.end()
 
 
 class UploadTicket:
@@ -158,7 +138,7 @@ class Quotas:
         _set_headers(headers, "tokens", standing)
         if not standing.room:
             raise _used_up("tokens", standing, known=not counted.room)
-        return TokenAccount(owner, self._reservations.reserve(owner, limit), self._windows, self._tasks)
+        return TokenAccount(owner, limit, self._reservations, self._windows, self._tasks)
 
 
 def _used_up(what: str, standing: Standing, known: bool = True) -> RateLimited:

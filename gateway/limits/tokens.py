@@ -3,6 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 
+from gateway.stores.windows import Windows
+from gateway.tasks import BackgroundTasks
+
 
 class TokenMeter:
     """Counts a query's tokens and passes them to ``charge``: a prompt's at its hand-over, all others at the end.
@@ -65,11 +68,11 @@ class TokenReservations:
         """Tokens reserved for the key's running queries."""
         return self._reserved[owner]
 
-    def reserve(self, owner: str, limit: int) -> "Reservation":
-        """Reserve a query's expected tokens."""
+    def reserve(self, owner: str, limit: int) -> int:
+        """Reserve a query's expected tokens. Returns their number."""
         expected = round(self._typical.get(owner, limit / _FIRST_SHARE))
         self._reserved[owner] += expected
-        return Reservation(self, owner, expected)
+        return expected
 
     def release(self, owner: str, tokens: int) -> None:
         """Release reserved tokens: they are not used, or they are counted now."""
@@ -81,25 +84,25 @@ class TokenReservations:
         self._typical[owner] = typical + _WEIGHT * (used - typical)
 
 
-class Reservation:
-    """The reserved tokens of one query, which its use takes up."""
+class TokenAccount:
+    """Charges one query's tokens to its key's window, the first of them against what ``reservations`` hold for it."""
 
-    def __init__(self, reservations: TokenReservations, owner: str, expected: int) -> None:
-        self._reservations = reservations
+    def __init__(
+        self, owner: str, limit: int, reservations: TokenReservations, windows: Windows, tasks: BackgroundTasks
+    ) -> None:
         self._owner = owner
-        self._left = expected
+        self._reservations = reservations
+        self._windows = windows
+        self._tasks = tasks
+        self._left = reservations.reserve(owner, limit)
         self._used = 0
 
-    def use(self, tokens: int) -> int:
-        """Note tokens that are used. Returns how many reserved ones they take up; ``counted`` releases those."""
+    def charge(self, tokens: int) -> None:
+        """Count tokens in the background: also those of a request whose client has left."""
         covered = min(self._left, tokens)
         self._left -= covered
         self._used += tokens
-        return covered
-
-    def counted(self, covered: int) -> None:
-        """Release what used tokens took up, once their charge has been counted."""
-        self._reservations.release(self._owner, covered)
+        self._tasks.start(self._count(tokens, covered))
 
     def end(self) -> None:
         """Release what the query has not used, and learn from what it has."""
@@ -107,3 +110,9 @@ class Reservation:
         self._left = 0
         if self._used:
             self._reservations.learn(self._owner, self._used)
+
+    async def _count(self, tokens: int, covered: int) -> None:
+        try:
+            await self._windows.charge(f"{self._owner}/tokens", tokens)
+        finally:
+            self._reservations.release(self._owner, covered)
