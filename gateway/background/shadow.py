@@ -1,6 +1,7 @@
 """Shadow comparison: a sample of approximate answers against those of full prefills of the same prompts."""
 
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
@@ -24,25 +25,16 @@ COMPARED_TOKENS = 4
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True)
 class Shadow:
     """Computes each of ``answers`` again after a full prefill, while no query runs, and counts those that differ."""
 
-    def __init__(
-        self,
-        answers: ApproximateAnswers,
-        idle: IdleTime,
-        parts: Parts,
-        *,
-        metrics: GatewayMetrics,
-        tasks: BackgroundTasks,
-        settings: GatewaySettings,
-    ) -> None:
-        self._answers = answers
-        self._idle = idle
-        self._parts = parts
-        self._metrics = metrics
-        self._tasks = tasks
-        self._settings = settings
+    answers: ApproximateAnswers
+    idle: IdleTime
+    parts: Parts
+    metrics: GatewayMetrics
+    tasks: BackgroundTasks
+    settings: GatewaySettings
 
     def comparing(self) -> AbstractAsyncContextManager[None]:
         """Compare in the background while the context is open."""
@@ -50,30 +42,30 @@ class Shadow:
 
     async def _run(self) -> None:
         while True:
-            answer = await self._answers.next()
+            answer = await self.answers.next()
             try:
-                same = await self._idle.spend(partial(self._compare, answer))
+                same = await self.idle.spend(partial(self._compare, answer))
             except RagtreeError as error:
                 log.warning("approximate_answer_not_compared", query_id=answer.query_id, error=str(error))
-                self._metrics.shadows.labels(answer.approximation, "failed").inc()
+                self.metrics.shadows.labels(answer.approximation, "failed").inc()
                 continue
             if not same:
                 log.warning("approximate_answer_differs", query_id=answer.query_id, approximation=answer.approximation)
-            self._metrics.shadows.labels(answer.approximation, "same" if same else "different").inc()
+            self.metrics.shadows.labels(answer.approximation, "same" if same else "different").inc()
 
     async def _compare(self, answer: ApproximateAnswer) -> bool | None:
         """Whether the answer begins like that of a full prefill; None if the controller is busy."""
-        deadline = Deadline(self._settings.query_timeout_s, "The answer was not compared")
-        stats = await deadline.wait(self._parts.controller.stats())
+        deadline = Deadline(self.settings.query_timeout_s, "The answer was not compared")
+        stats = await deadline.wait(self.parts.controller.stats())
         if stats.running or stats.queued:
             return None
         query_id = f"shadow_{uuid4().hex}"
         text = ""
-        with Lease(query_id, self._parts.controller, self._tasks) as lease:
+        with Lease(query_id, self.parts.controller, self.tasks) as lease:
             request = AdmissionRequest(query_id, answer.namespace, answer.prompt, answer.found_at, reuse=Reuse.EXACT)
-            plan = await deadline.wait(lease.admit(self._parts.controller.admit(request)))
-            stream = self._parts.generator.stream(plan, Sampling(COMPARED_TOKENS))
-            async for step in lease.steps(stream, deadline, self._settings.pace.first_step_timeout_s):
+            plan = await deadline.wait(lease.admit(self.parts.controller.admit(request)))
+            stream = self.parts.generator.stream(plan, Sampling(COMPARED_TOKENS))
+            async for step in lease.steps(stream, deadline, self.settings.pace.first_step_timeout_s):
                 text += step.text
             lease.completed()
         return answer.text.startswith(text)

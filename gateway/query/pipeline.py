@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, field
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
@@ -26,31 +27,20 @@ from protocol.prompts import Prompt
 from protocol.retrieval import CandidateSet, SearchRequest
 
 
+@dataclass
 class QueryPipeline:
     """Runs queries through the retriever, the controller and the generator. Holds no state between queries."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        metrics: GatewayMetrics,
-        tasks: BackgroundTasks,
-        query_log: QueryLog,
-        settings: GatewaySettings,
-        speculation_start: SpeculationStart,
-        tracing: Tracing | None = None,
-        recent: RecentDocuments | None = None,
-        approximate: ApproximateAnswers | None = None,
-    ) -> None:
-        self._parts = parts
-        self._metrics = metrics
-        self._tasks = tasks
-        self._query_log = query_log
-        self._settings = settings
-        self._speculation_start = speculation_start
-        self._tracing = tracing or Tracing()
-        self._recent = recent or RecentDocuments()
-        self._approximate = approximate or ApproximateAnswers(0.0)
+    parts: Parts
+    _: KW_ONLY
+    metrics: GatewayMetrics
+    tasks: BackgroundTasks
+    query_log: QueryLog
+    settings: GatewaySettings
+    speculation_start: SpeculationStart
+    tracing: Tracing = field(default_factory=Tracing)
+    recent: RecentDocuments = field(default_factory=RecentDocuments)
+    approximate: ApproximateAnswers = field(default_factory=lambda: ApproximateAnswers(0.0))
 
     async def run(self, transcript: Transcript) -> AsyncGenerator[Event]:
         """The query's events up to ``query.completed``. Raises what the parts raise, and DeadlineExceeded.
@@ -63,7 +53,7 @@ class QueryPipeline:
             context.recorded(),
             closing(QuerySearch(context)) as search,
             Generation(context) as generation,
-            Speculation(context, self._speculation_start) as speculation,
+            Speculation(context, self.speculation_start) as speculation,
         ):
             yield transcript.created()
 
@@ -87,7 +77,7 @@ class QueryPipeline:
             transcript.laid_out(documents, prompt)
             if query.context_only:
                 yield transcript.retrieved()
-                for event in transcript.context(self._parts.layout):
+                for event in transcript.context(self.parts.layout):
                     yield event
                 completed = transcript.completed()
                 context.trace.completed(completed.response)
@@ -121,13 +111,13 @@ class QueryPipeline:
 
     def _context(self, transcript: Transcript) -> QueryContext:
         return QueryContext(
-            parts=self._parts,
-            settings=self._settings,
-            metrics=self._metrics,
-            tasks=self._tasks,
+            parts=self.parts,
+            settings=self.settings,
+            metrics=self.metrics,
+            tasks=self.tasks,
             transcript=transcript,
-            trace=self._tracing.query(transcript.query),
-            deadline=Deadline(self._settings.query_timeout_s),
+            trace=self.tracing.query(transcript.query),
+            deadline=Deadline(self.settings.query_timeout_s),
         )
 
     def _note_approximate(
@@ -140,10 +130,10 @@ class QueryPipeline:
             answer = ApproximateAnswer(
                 query.query_id, plan.namespace, prompt, approximation, reply.output_text, found.revisions
             )
-            self._approximate.note(answer, query.sampling)
+            self.approximate.note(answer, query.sampling)
 
     def _remember(self, query: Query, request: SearchRequest, documents: CandidateSet) -> None:
-        self._recent.found(query.namespace, documents.docs)
+        self.recent.found(query.namespace, documents.docs)
         # With a system prompt of the caller's own, the documents are on another path than those that are warmed up.
         if documents.docs and query.messages[0].role != "system":
-            self._query_log.note(request)
+            self.query_log.note(request)

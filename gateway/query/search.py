@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import closing
+from dataclasses import dataclass
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.query.context import QueryContext
@@ -90,22 +91,15 @@ class QuerySearch(Search):
         return super()._record(found, trace)
 
 
+@dataclass(frozen=True)
 class Searches:
     """Runs searches that nothing is generated from."""
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        metrics: GatewayMetrics,
-        tasks: BackgroundTasks,
-        settings: GatewaySettings,
-        tracing: Tracing,
-    ) -> None:
-        self._retriever = retriever
-        self._metrics = metrics
-        self._tasks = tasks
-        self._settings = settings
-        self._tracing = tracing
+    retriever: Retriever
+    metrics: GatewayMetrics
+    tasks: BackgroundTasks
+    settings: GatewaySettings
+    tracing: Tracing
 
     async def run(self, request: SearchRequest) -> tuple[CandidateSet, SearchTimings]:
         """The final candidates of a search, and its times.
@@ -113,10 +107,10 @@ class Searches:
         Raises what ``Retriever.search`` raises, and DeadlineExceeded.
         """
         began = time.monotonic()
-        deadline = Deadline(self._settings.query_timeout_s, "The search did not end")
+        deadline = Deadline(self.settings.query_timeout_s, "The search did not end")
         with (
-            self._tracing.search(request) as trace,
-            closing(Search(self._retriever, deadline, self._metrics, self._tasks)) as search,
+            self.tracing.search(request) as trace,
+            closing(Search(self.retriever, deadline, self.metrics, self.tasks)) as search,
         ):
             ends_ms = [found.elapsed_ms async for found in search.stages(trace)]
             found, total_ms = search.documents, 1000 * (time.monotonic() - began)

@@ -57,7 +57,7 @@ async def test_every_log_line_of_a_query_has_its_id(served, lines):
 
 async def test_log_lines_have_the_trace_id(served, lines):
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("tests")
-    served.app.state.gateway.runs._pipeline._tracing = Tracing(tracer)
+    served.app.state.gateway.runs._pipeline.tracing = Tracing(tracer)
     served.stack.phases.failing = {"decode": RuntimeError("a defect")}
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     await served.client.post("/query", json=ASKED, headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
