@@ -53,12 +53,9 @@ class LikelyToken(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class ScoredToken(msgspec.Struct, frozen=True):
+class ScoredToken(LikelyToken, frozen=True):
     """A token of an answer. ``top_logprobs`` are the most likely tokens in its place, best first."""
 
-    token: str
-    bytes: list[int]
-    logprob: float
     top_logprobs: tuple[LikelyToken, ...]
 
 

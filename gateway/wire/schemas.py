@@ -20,7 +20,6 @@ from gateway.settings import GatewaySettings
 from protocol import filters as protocol_filters
 from protocol.documents import DEFAULT_COLLECTION, MOST_TRIPLETS
 from protocol.errors import QuestionTooLong
-from protocol.filters import AttributeValue
 from protocol.graph import ContextBudget, GraphMode
 from protocol.plans import DocumentOrder, Reuse
 from protocol.retrieval import SearchKind, SearchRequest
@@ -94,8 +93,7 @@ class MembershipFilter(BaseModel, extra="forbid", allow_inf_nan=False):
 
     def to_protocol(self) -> protocol_filters.Filter:
         """Convert to the retriever's filter."""
-        values: tuple[AttributeValue, ...] = tuple(self.value)
-        return protocol_filters.Comparison(self.key, self.type, values)
+        return protocol_filters.Comparison(self.key, self.type, tuple(self.value))
 
 
 class CompoundFilter(BaseModel, extra="forbid", allow_inf_nan=False):

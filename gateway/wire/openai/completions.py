@@ -12,22 +12,20 @@ import msgspec
 from pydantic import Field
 
 from gateway.wire.openai.choice_stream import ChoiceStream, Tokens, openai_id, usage_of
-from gateway.wire.openai.request_fields import ChoiceFields, ModelBody, TopLogprobs
+from gateway.wire.openai.request_fields import ChoiceFields, ModelBody, TokenIds, TokenLists, TopLogprobs
 from gateway.wire.reply import Citation, Reply, Usage
 from gateway.wire.schemas import MaxTokens, Question
 from protocol.errors import UnsupportedParameter
 from protocol.generation import FinishReason, Sampling
 
 _Questions = Annotated[list[Question], Field(fail_fast=True)]
-_TokenIds = Annotated[list[int], Field(fail_fast=True)]
-_TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 
 
 class CompletionBody(ChoiceFields, ModelBody):
     """OpenAI's completion request. The prompt is the question: the answer does not continue its text."""
 
     question_field = "prompt"
-    prompt: Question | Annotated[_Questions | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
+    prompt: Question | Annotated[_Questions | TokenIds | TokenLists, Field(min_length=1, max_length=2048)]
     max_tokens: MaxTokens | None = None
     logprobs: TopLogprobs | None = None
 

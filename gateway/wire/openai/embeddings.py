@@ -7,22 +7,20 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from gateway.wire.openai.request_fields import OpenAIBody
+from gateway.wire.openai.request_fields import OpenAIBody, TokenIds, TokenLists
 from gateway.wire.schemas import Text
 from protocol.errors import UnsupportedParameter
 from protocol.retrieval import EmbeddingRequest, Embeddings, TextKind
 
 _Input = Annotated[Text, Field(min_length=1)]
 _Inputs = Annotated[list[_Input], Field(fail_fast=True)]
-_TokenIds = Annotated[list[int], Field(fail_fast=True)]
-_TokenLists = Annotated[list[_TokenIds], Field(fail_fast=True)]
 
 
 class EmbeddingsBody(OpenAIBody):
     """OpenAI's request for embeddings. ``input_type`` says whether the texts are documents or queries."""
 
     model: str = Field(min_length=1)
-    input: _Input | Annotated[_Inputs | _TokenIds | _TokenLists, Field(min_length=1, max_length=2048)]
+    input: _Input | Annotated[_Inputs | TokenIds | TokenLists, Field(min_length=1, max_length=2048)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1, le=1_000_000)
     input_type: TextKind | None = None

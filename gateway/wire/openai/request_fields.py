@@ -98,6 +98,8 @@ class ConversationFields(BaseModel):
 
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopString = Annotated[Text, Field(min_length=1)]
 _TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,7}$")]
