@@ -14,7 +14,7 @@ from protocol.errors import RagtreeError
 from protocol.graph import Triplet
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.embedding.base import Embedder, Vector
-from retriever.graph.extractors.base import Extractor, ExtractorEnded, GraphSource, Statement
+from retriever.graph.extractors.base import Extractor, ExtractorEnded, Statement
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.names import LONGEST_NAME, name_key
 from retriever.store.attempts import Attempts
@@ -106,8 +106,7 @@ class GroupReader:
         with self._database.write() as transaction:
             self._attempts.begin(transaction, ids)
         try:
-            sources = [GraphSource(chunk.text, chunk.title, chunk.triplets) for chunk in chunks]
-            return Group(chunks, self._extractor.extract(sources), suspect)
+            return Group(chunks, self._extractor.extract([chunk.source for chunk in chunks]), suspect)
         except ExtractorEnded:
             with self._database.write() as transaction:
                 self._attempts.lose(transaction, ids)
@@ -223,7 +222,7 @@ def _texts(group: Group) -> Iterator[str]:
 
 
 def _text(chunk: UnreadChunk, statement: Statement) -> str:
-    return chunk.text[statement.start : statement.end]
+    return chunk.source.text[statement.start : statement.end]
 
 
 def _keyed(chunk: UnreadChunk, statements: Iterable[Statement], vectors: Mapping[str, Vector]) -> list[KeyedStatement]:

@@ -4,7 +4,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from protocol.errors import EmptyDocument
 from protocol.graph import Triplet
@@ -12,7 +11,7 @@ from protocol.retrieval import Lines
 from retriever.embedding.base import Embedder, Vector, checked_vectors
 from retriever.graph.names import NameFinder, name_key
 from retriever.ingestion.chunker import Chunker
-from retriever.store.incoming import ChunkText, PreparedChunk
+from retriever.store.incoming import ChunkText, PreparedChunk, SourceText
 
 MOST_CHUNKS = 16
 """Of one triplet. Otherwise, ten thousand triplets of a long document about one thing would be stated by all of it."""
@@ -63,14 +62,6 @@ class LineCounter:
         self._line += self._text.count("\n", self._at, start)
         self._at = start
         return Lines(self._line, self._line + self._text.count("\n", start, end - 1))
-
-
-class SourceText(NamedTuple):
-    """The parts of a document that are cut and embedded, and the triplets that its chunks state."""
-
-    text: str
-    title: str | None
-    triplets: Sequence[Triplet] = ()
 
 
 class ChunkPreparer:

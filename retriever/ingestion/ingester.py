@@ -12,10 +12,10 @@ from protocol.documents import JobError
 from protocol.errors import IngestionAbandoned, InternalError, RagtreeError, StorageFull, Unavailable
 from protocol.repeating import MOST_ATTEMPTS
 from retriever.index.catalog import IndexCatalog
-from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
+from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.committer import Committer
 from retriever.settings import Pace
-from retriever.store.incoming import IncomingDocument
+from retriever.store.incoming import IncomingDocument, SourceText
 from retriever.store.jobs import ItemResult, JobItem
 from retriever.store.store import Store
 

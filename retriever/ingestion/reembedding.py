@@ -7,9 +7,9 @@ import structlog
 
 from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.repeating import MOST_ATTEMPTS
-from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts, SourceText
+from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts
 from retriever.store.attempts import Attempts
-from retriever.store.incoming import PreparedChunk, read_triplets
+from retriever.store.incoming import PreparedChunk, SourceText, read_triplets
 from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)

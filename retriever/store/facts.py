@@ -11,7 +11,7 @@ from protocol.graph import GraphSize, Triplet
 from retriever.embedding.base import Vector
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
-from retriever.store.incoming import read_triplets
+from retriever.store.incoming import SourceText, read_triplets
 
 Halves = npt.NDArray[np.float16]
 """Vectors as they are stored, [n, dimension]."""
@@ -20,13 +20,11 @@ _EDGES = "SELECT r.head, r.relation, r.tail, s.chunk FROM relations r JOIN state
 
 
 class UnreadChunk(NamedTuple):
-    """A chunk that has not been read for the graph, and the ``triplets`` that were uploaded for it."""
+    """A chunk that has not been read for the graph."""
 
     id: int
     collection: int
-    text: str
-    title: str | None
-    triplets: tuple[Triplet, ...] = ()
+    source: SourceText
 
 
 class KeyedStatement(NamedTuple):
@@ -101,8 +99,8 @@ class Facts:
             (after, self._fingerprint, limit),
         )
         return [
-            UnreadChunk(row["id"], row["collection"], row["text"], row["title"], read_triplets(row["triplets"]))
-            for row in rows
+            UnreadChunk(id_, collection, SourceText(text, title, read_triplets(triplets)))
+            for id_, collection, text, title, triplets in rows
         ]
 
     def unread_count(self, transaction: Transaction, collection: int) -> int:

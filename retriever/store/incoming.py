@@ -36,6 +36,14 @@ class IncomingDocument(msgspec.Struct, frozen=True):
         return blake3(msgspec.msgpack.encode((*seen, self.triplets) if self.triplets else seen)).hexdigest()
 
 
+class SourceText(NamedTuple):
+    """A text to read, such as a document's or a chunk's, the document's title, and the triplets that came with it."""
+
+    text: str
+    title: str | None = None
+    triplets: tuple[Triplet, ...] = ()
+
+
 class ChunkText(NamedTuple):
     """A chunk's text. ``start`` and ``end`` are the character offsets of its body in the document's text."""
 

@@ -5,14 +5,7 @@ from typing import NamedTuple, Protocol
 
 from protocol.errors import Unavailable
 from protocol.graph import Triplet
-
-
-class GraphSource(NamedTuple):
-    """A chunk to read, its document's title, and the ``triplets`` that were uploaded for it."""
-
-    text: str
-    title: str | None = None
-    triplets: tuple[Triplet, ...] = ()
+from retriever.store.incoming import SourceText
 
 
 class Statement(NamedTuple):
@@ -45,7 +38,7 @@ class Extractor(Protocol):
     def fingerprint(self) -> str:
         """Identifies what the extractor finds. Chunks that were read under another one are read again."""
 
-    def extract(self, sources: Sequence[GraphSource]) -> Sequence[Sequence[Statement] | None]:
+    def extract(self, sources: Sequence[SourceText]) -> Sequence[Sequence[Statement] | None]:
         """Return the statements of each chunk, in the order of its text; None for a chunk that cannot be read.
 
         Raises Unavailable if a retry may succeed, ExtractorEnded if the chunks may have ended a process, and

@@ -11,8 +11,9 @@ import spacy
 from spacy.language import Language
 
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import Extractor, GraphSource, Statement
+from retriever.graph.extractors.base import Extractor, Statement
 from retriever.graph.names import NameFinder, name_key
+from retriever.store.incoming import SourceText
 
 _GIVEN_VERSION = 1
 """Raise it when triplets are placed otherwise."""
@@ -23,7 +24,7 @@ class GivenExtractor:
 
     fingerprint = f"given-{_GIVEN_VERSION}"
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
+    def extract(self, sources: Sequence[SourceText]) -> list[list[Statement]]:
         """Return the statements of each chunk's triplets."""
         return [placed(source.text, source.triplets) for source in sources]
 
@@ -84,7 +85,7 @@ class WithGiven:
         """Identifies what the extractor finds."""
         return self._extractor.fingerprint
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[Sequence[Statement] | None]:
+    def extract(self, sources: Sequence[SourceText]) -> list[Sequence[Statement] | None]:
         """Return each chunk's statements; None if it cannot be read and has no triplets. Raises as the extractor."""
         read = self._extractor.extract([source._replace(triplets=()) for source in sources])
         return [

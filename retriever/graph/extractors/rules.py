@@ -14,10 +14,11 @@ from threadpoolctl import threadpool_limits
 
 from protocol.errors import Unavailable
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import ExtractorEnded, GraphSource, Statement
+from retriever.graph.extractors.base import ExtractorEnded, Statement
 from retriever.graph.extractors.phrases import VERBS, Phrases, name_of, names_of
 from retriever.graph.names import LONGEST_NAME, name_key, tidy
 from retriever.machine import lower_priority
+from retriever.store.incoming import SourceText
 from subprocesses.worker_process import WorkerEnded, WorkerProcess, read_frame, write_frame
 
 RULES_VERSION = 3
@@ -46,7 +47,7 @@ class RulesExtractor:
     def __init__(self, phrases: Phrases) -> None:
         self._phrases = phrases
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
+    def extract(self, sources: Sequence[SourceText]) -> list[list[Statement]]:
         """Return the sentences of each chunk that name an entity."""
         with self._phrases.reading():
             titled = list(dict.fromkeys(source.title for source in sources if source.title))
@@ -139,7 +140,7 @@ class RulesProcess:
         self._closed = False
         self._lock = threading.Lock()
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
+    def extract(self, sources: Sequence[SourceText]) -> list[list[Statement]]:
         """Return the statements of each chunk. Raises ExtractorEnded, or Unavailable if this is closed."""
         try:
             return self._running().ask(list(sources), list[list[Statement]])
@@ -177,7 +178,7 @@ def main() -> None:
     extractor = RulesExtractor(Phrases())
     while True:
         try:
-            sources = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=list[GraphSource])
+            sources = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=list[SourceText])
         except EOFError:
             return
         write_frame(sys.stdout.buffer, extractor.extract(sources))

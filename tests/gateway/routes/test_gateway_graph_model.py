@@ -9,9 +9,9 @@ from varied import varied
 
 from protocol.errors import InvalidRequest, Overloaded, Unavailable
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.llm.extractor import LlmExtractor
 from retriever.settings import LlmSettings
+from retriever.store.incoming import SourceText
 
 BORN = Triplet("Marie Curie", "was born in", "Warsaw")
 
@@ -22,7 +22,7 @@ def extract(live):
     live.stack.generator.words = (json.dumps({"triplets": [BORN._asdict()]}),)
     settings = varied(LlmSettings, base_url=f"{live.url}/v1", model=MODEL, max_tokens=64, max_retries=0)
     extractor = LlmExtractor(settings)
-    source = GraphSource("Marie Curie was born in Warsaw.", "Marie Curie")
+    source = SourceText("Marie Curie was born in Warsaw.", "Marie Curie")
     yield lambda: asyncio.to_thread(extractor.extract, [source])
     extractor.close()
 

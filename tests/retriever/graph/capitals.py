@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.base import Statement
+from retriever.store.incoming import SourceText
 
 _SENTENCE = re.compile(r"[^.]+\.?")
 _NAME = re.compile(r"[A-Z][a-z]+")
@@ -14,12 +15,12 @@ _NAME = re.compile(r"[A-Z][a-z]+")
 class Capitals:
     """Calls ``before`` before each group of chunks is read."""
 
-    def __init__(self, fingerprint: str = "capitals", before: Callable[[Sequence[GraphSource]], None] | None = None):
+    def __init__(self, fingerprint: str = "capitals", before: Callable[[Sequence[SourceText]], None] | None = None):
         self.fingerprint = fingerprint
         self.before = before
         self.read = 0
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[list[Statement]]:
+    def extract(self, sources: Sequence[SourceText]) -> list[list[Statement]]:
         if self.before is not None:
             self.before(sources)
         self.read += len(sources)

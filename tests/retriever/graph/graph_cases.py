@@ -10,14 +10,14 @@ from retriever.embedding.hashing import HashingEmbedder
 from retriever.graph.extractors.base import Extractor
 from retriever.graph.graph_catalog import GraphCatalog
 from retriever.graph.graph_indexer import GraphIndexer, GroupReader
-from retriever.ingestion.chunk_preparer import ChunkPreparer, SourceText
+from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.chunker import Chunker
 from retriever.settings import ChunkSettings
 from retriever.store.chunks import Chunks
 from retriever.store.database import Database
 from retriever.store.documents import Documents
 from retriever.store.facts import Facts
-from retriever.store.incoming import IncomingDocument
+from retriever.store.incoming import IncomingDocument, SourceText
 from retriever.store.jobs import Jobs
 from retriever.store.orphans import Orphans
 from retriever.store.store import Store

@@ -5,8 +5,9 @@ from capitals import Capitals
 from graph_cases import GraphStore
 
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.base import Statement
 from retriever.graph.extractors.given import GivenExtractor, WithGiven
+from retriever.store.incoming import SourceText
 
 TEXT = "Marie Curie was born in Warsaw. Nothing was given of Paris."
 BORN = Triplet("Marie Curie", "born in", "Warsaw")
@@ -19,7 +20,7 @@ def store(tmp_path) -> GraphStore:
 
 
 def test_given_triplets_are_all_that_is_found():
-    found = GivenExtractor().extract([GraphSource(TEXT, "Paris", (BORN,)), GraphSource(TEXT, "Paris")])
+    found = GivenExtractor().extract([SourceText(TEXT, "Paris", (BORN,)), SourceText(TEXT, "Paris")])
     assert found == [[Statement(0, 31, ("Marie Curie", "Warsaw"), (BORN,))], []]
 
 
@@ -71,7 +72,7 @@ def test_triplets_count_beside_what_an_extractor_finds():
     extractor = WithGiven(Capitals())
     (found,) = extractor.extract(
         [
-            GraphSource(
+            SourceText(
                 "Marie met Pierre. It rained in Paris.",
                 None,
                 (Triplet("Marie", "met", "Pierre"), Triplet("Marie", "married", "Jacques")),
@@ -87,7 +88,7 @@ def test_triplets_count_beside_what_an_extractor_finds():
 
 
 def test_a_chunk_without_triplets_is_as_the_extractor_has_read_it():
-    source = GraphSource("Marie met Pierre.", "Marie")
+    source = SourceText("Marie met Pierre.", "Marie")
     assert WithGiven(Capitals()).extract([source]) == Capitals().extract([source])
 
 
@@ -102,10 +103,10 @@ class Unreadable(Capitals):
 def test_a_chunk_that_cannot_be_read_has_its_triplets_all_the_same():
     seen = []
     extractor = WithGiven(Unreadable(before=seen.append))
-    read = extractor.extract([GraphSource(TEXT, None, (BORN,)), GraphSource(TEXT)])
+    read = extractor.extract([SourceText(TEXT, None, (BORN,)), SourceText(TEXT)])
     assert read == [[Statement(0, 31, ("Marie Curie", "Warsaw"), (BORN,))], None]
     # What the extractor finds depends on nothing but the text and its title.
-    assert seen == [[GraphSource(TEXT), GraphSource(TEXT)]]
+    assert seen == [[SourceText(TEXT), SourceText(TEXT)]]
 
 
 def test_another_kind_of_graph_has_the_triplets_of_stored_documents(store, tmp_path):

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import RulesExtractor
+from retriever.store.incoming import SourceText
 
 TEXT = (
     "Victim of Romance is an album by Michelle Phillips. She is the mother of Chynna Phillips. "
@@ -27,7 +27,7 @@ def rules(phrases) -> RulesExtractor:
 
 @pytest.fixture(scope="module")
 def statements(rules):
-    (found,) = rules.extract([GraphSource(TEXT)])
+    (found,) = rules.extract([SourceText(TEXT)])
     return found
 
 
@@ -54,24 +54,24 @@ def test_the_ends_of_a_relation_are_among_the_names_of_its_statement(statements)
 
 
 def test_a_title_is_named_by_each_statement_of_its_document(rules):
-    (found,) = rules.extract([GraphSource("She was a queen of Lotharingia. Her brother was Hucbert.", "Teutberga")])
+    (found,) = rules.extract([SourceText("She was a queen of Lotharingia. Her brother was Hucbert.", "Teutberga")])
     assert len(found) == 2
     assert all("Teutberga" in statement.names for statement in found)
 
 
 def test_each_source_has_its_own_result_in_order(rules):
-    found = rules.extract([GraphSource("Paris is in France."), GraphSource("..."), GraphSource("Rome is in Italy.")])
+    found = rules.extract([SourceText("Paris is in France."), SourceText("..."), SourceText("Rome is in Italy.")])
     assert [bool(statements) for statements in found] == [True, False, True]
     assert "Italy" in found[2][0].names
 
 
 def test_a_relation_of_a_thing_to_itself_is_left_out(rules):
-    (found,) = rules.extract([GraphSource("Rome is Rome. The city saw the City.")])
+    (found,) = rules.extract([SourceText("Rome is Rome. The city saw the City.")])
     assert [triplet for statement in found for triplet in statement.triplets] == []
 
 
 def test_a_table_without_full_stops_does_not_fill_the_graph(rules):
-    (found,) = rules.extract([GraphSource(", ".join(f"Person{number} Smith" for number in range(400)))])
+    (found,) = rules.extract([SourceText(", ".join(f"Person{number} Smith" for number in range(400)))])
     assert max(len(statement.names) for statement in found) <= 64
 
 
@@ -83,7 +83,7 @@ def test_a_question_names_its_entities(phrases):
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", "?", "\u4f60\u597d\uff0c\u4e16\u754c\u3002", "a" * 5000])
 def test_odd_texts_are_read_without_an_error(rules, text):
-    (found,) = rules.extract([GraphSource(text)])
+    (found,) = rules.extract([SourceText(text)])
     assert all(0 <= statement.start < statement.end <= len(text) for statement in found)
 
 
@@ -92,7 +92,7 @@ def test_long_words_do_not_take_time_that_grows_with_their_square(rules, phrases
     long = sign * (20_000 // len(sign))
     began = time.process_time()
     assert phrases.names_in(f"Who is Chynna Phillips? {long}") == ["Chynna Phillips"]
-    (found,) = rules.extract([GraphSource(f"{long} Michelle Phillips made a record.", long)])
+    (found,) = rules.extract([SourceText(f"{long} Michelle Phillips made a record.", long)])
     # It was half a minute, in which nobody else searched.
     assert time.process_time() - began < 2
     assert {"Michelle Phillips", "record"} <= {name for statement in found for name in statement.names}
@@ -110,7 +110,7 @@ def test_new_words_are_forgotten(rules, phrases, monkeypatch):
     def read(number: int) -> None:
         words = " ".join(f"xq{number}z{word}" for word in range(200))
         phrases.names_in(f"Who is {words}?")
-        rules.extract([GraphSource(f"Michelle Phillips saw {words}.", words)])
+        rules.extract([SourceText(f"Michelle Phillips saw {words}.", words)])
 
     read(0)
     held = len(phrases._nlp.vocab.strings)

@@ -15,6 +15,7 @@ from protocol.graph import GraphRequest, GraphSize, GraphState, GraphView, Tripl
 from retriever.graph.graph_viewer import GraphViewer
 from retriever.settings import GraphSettings
 from retriever.store.facts import Facts, KeyedStatement, UnreadChunk
+from retriever.store.incoming import SourceText
 
 CHAIN = "Alice met Bert. Bert met Carol. Carol met Dora. Dora met Emil."
 
@@ -72,7 +73,7 @@ def add_facts(store: GraphStore, facts: list[tuple[str, str, str]], document: st
     with store.database.write() as transaction:
         store.facts.add_entities(transaction, collection, {key: key for key in keys}, dict.fromkeys(keys, vector))
         entities = store.facts.known(transaction, collection, keys)
-        read = UnreadChunk(chunk, collection, "nothing here", None)
+        read = UnreadChunk(chunk, collection, SourceText("nothing here"))
         store.facts.put(transaction, read, statements, entities)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import Unavailable
-from retriever.graph.extractors.base import GraphSource
 from retriever.graph.extractors.phrases import Phrases
 from retriever.graph.extractors.rules import RulesExtractor, RulesProcess, rules_fingerprint
+from retriever.store.incoming import SourceText
 
 SOURCES = [
-    GraphSource("Warsaw lies on the Vistula. It rained.", "Warsaw"),
-    GraphSource(""),
-    GraphSource("\u4f60\u597d. Marie Curie discovered polonium."),
+    SourceText("Warsaw lies on the Vistula. It rained.", "Warsaw"),
+    SourceText(""),
+    SourceText("\u4f60\u597d. Marie Curie discovered polonium."),
 ]
 
 
@@ -84,7 +84,7 @@ def test_closing_ends_a_group_that_is_being_read(process):
 
     def read() -> None:
         try:
-            process.extract([GraphSource("Marie Curie discovered polonium. " * 20_000)])
+            process.extract([SourceText("Marie Curie discovered polonium. " * 20_000)])
         except Unavailable as error:
             raised.append(error)
 

@@ -12,16 +12,17 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from protocol.errors import ConfigError, Unavailable
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.base import Statement
 from retriever.graph.extractors.given import placed
 from retriever.graph.extractors.llm.answer import read_answer, tidied
 from retriever.graph.extractors.llm.chat_endpoint import ChatEndpoint, NoAnswer
 from retriever.graph.extractors.llm.prompt import PROMPT_VERSION, TRIPLETS_FORMAT, messages_about
 from retriever.settings import LlmSettings
+from retriever.store.incoming import SourceText
 
 _log = structlog.get_logger(__name__)
 
-_HARMLESS = GraphSource("Warsaw lies on the Vistula.")
+_HARMLESS = SourceText("Warsaw lies on the Vistula.")
 """A passage that no endpoint refuses for its length, or for what it says."""
 
 _Found = list[Statement] | None
@@ -48,9 +49,9 @@ class LlmExtractor:
         self._loop = ExitStack()
         self._portal: BlockingPortal | None = None
         self._one_group = asyncio.Lock()
-        self._found: dict[GraphSource, _Found] = {}
+        self._found: dict[SourceText, _Found] = {}
 
-    def extract(self, sources: Sequence[GraphSource]) -> list[_Found]:
+    def extract(self, sources: Sequence[SourceText]) -> list[_Found]:
         """Return the statements of each chunk; None for one that cannot be read.
 
         Raises Unavailable if the endpoint does not answer or this is closed, and ConfigError if the endpoint refuses
@@ -84,7 +85,7 @@ class LlmExtractor:
             async with self._one_group:
                 await self._endpoint.close()
 
-    async def _extract(self, sources: Sequence[GraphSource]) -> list[_Found]:
+    async def _extract(self, sources: Sequence[SourceText]) -> list[_Found]:
         async with self._one_group:
             self._found = {source: self._found[source] for source in sources if source in self._found}
             left = iter([source for source in dict.fromkeys(sources) if source not in self._found])
@@ -96,12 +97,12 @@ class LlmExtractor:
             found, self._found = self._found, {}
             return [found[source] for source in sources]
 
-    async def _read(self, left: Iterator[GraphSource]) -> None:
+    async def _read(self, left: Iterator[SourceText]) -> None:
         for source in left:
             triplets = await self._triplets(source)
             self._found[source] = None if triplets is None else placed(source.text, tidied(triplets))
 
-    async def _triplets(self, source: GraphSource) -> Sequence[Triplet] | None:
+    async def _triplets(self, source: SourceText) -> Sequence[Triplet] | None:
         """The triplets that the model reads; None if it gives no readable answer, or the endpoint refuses the chunk."""
         broken: Sequence[Triplet] = ()
         reason = "its answer is not readable"

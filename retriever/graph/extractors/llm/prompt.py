@@ -5,7 +5,7 @@ from typing import Final
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.shared_params import ResponseFormatJSONSchema
 
-from retriever.graph.extractors.base import GraphSource
+from retriever.store.incoming import SourceText
 
 PROMPT_VERSION = 1
 """Raise it when other triplets are asked for."""
@@ -51,7 +51,7 @@ TRIPLETS_FORMAT: Final[ResponseFormatJSONSchema] = {
 """The ``response_format`` of an answer."""
 
 
-def messages_about(source: GraphSource, again: bool = False) -> list[ChatCompletionMessageParam]:
+def messages_about(source: SourceText, again: bool = False) -> list[ChatCompletionMessageParam]:
     """Return the messages that ask for the triplets of a chunk, ``again`` if the first answer was not readable."""
     title = f"Title: {source.title}\n\n" if source.title else ""
     asked = f"{title}Passage:\n{source.text}"

@@ -10,12 +10,13 @@ from chat_server import Body, ChatServer, Reply, chatting, passage_of, triplets
 
 from protocol.errors import ConfigError, Unavailable
 from protocol.graph import Triplet
-from retriever.graph.extractors.base import GraphSource, Statement
+from retriever.graph.extractors.base import Statement
 from retriever.graph.extractors.llm import chat_endpoint
 from retriever.graph.extractors.llm.extractor import LlmExtractor
+from retriever.store.incoming import SourceText
 
 TEXT = "Marie Curie was born in Warsaw. Warsaw lies on the Vistula."
-SOURCE = GraphSource(TEXT, "Marie Curie")
+SOURCE = SourceText(TEXT, "Marie Curie")
 BORN, LIES = ("Marie Curie", "was born in", "Warsaw"), ("Warsaw", "lies on", "Vistula")
 GOOD = triplets(BORN, LIES)
 HALF = GOOD[:-30]
@@ -54,7 +55,7 @@ def test_triplets_of_an_answer_are_placed_in_the_sentences_that_state_them():
 
 def test_a_request_has_passage_title_and_bounds():
     with extracting(GOOD, model="m1", api_key="sk-1", max_tokens=99, extra_body={"min_p": 0.5}) as (extractor, server):
-        extractor.extract([SOURCE, GraphSource("No title.")])
+        extractor.extract([SOURCE, SourceText("No title.")])
     asked, untitled = sorted(server.requests, key=passage_of)
     assert asked["messages"][-1]["content"] == f"Title: Marie Curie\n\nPassage:\n{TEXT}"
     assert untitled["messages"][-1]["content"] == "Passage:\nNo title."
@@ -78,7 +79,7 @@ def test_chunks_have_their_own_statements_in_order():
         time.sleep(0.002 * (30 - int(name[1:])))
         return Reply(triplets((name, "is in", "Rome")))
 
-    sources = [GraphSource(f"N{number} is in Rome.") for number in range(30)]
+    sources = [SourceText(f"N{number} is in Rome.") for number in range(30)]
     with extracting(reply, concurrency=5) as (extractor, server):
         found = extractor.extract([*sources, sources[3]])
         assert [facts(statements)[0][0] for statements in found] == [*(f"N{n}" for n in range(30)), "N3"]
@@ -92,7 +93,7 @@ def test_threads_share_the_requests_at_once():
         time.sleep(0.01)
         return Reply(GOOD)
 
-    groups = [[GraphSource(f"{group} {number}") for number in range(8)] for group in "abc"]
+    groups = [[SourceText(f"{group} {number}") for number in range(8)] for group in "abc"]
     with extracting(reply, concurrency=2) as (extractor, server), ThreadPoolExecutor(3) as pool:
         found = list(pool.map(extractor.extract, groups))
         assert [len(statements) for statements in found] == [8, 8, 8]
@@ -215,7 +216,7 @@ def test_an_endpoint_that_cannot_be_used_is_a_configuration_error(reply: Reply, 
 @pytest.mark.parametrize("refusal", [Reply(status=400), Reply(status=413), Reply(body=b"filtered")])
 def test_a_chunk_that_the_endpoint_refuses_alone_cannot_be_read(refusal: Reply):
     with extracting(lambda body: refusal if "secret" in str(body) else Reply(GOOD)) as (extractor, _):
-        found = extractor.extract([GraphSource("A secret."), SOURCE])
+        found = extractor.extract([SourceText("A secret."), SOURCE])
     assert [facts(statements) for statements in found] == [None, [BORN, LIES]]
 
 
@@ -224,7 +225,7 @@ def test_an_endpoint_without_schemas_is_asked_without_them():
         return Reply(status=400) if "response_format" in body else Reply(GOOD)
 
     with extracting(reply, concurrency=1) as (extractor, server):
-        found = extractor.extract([SOURCE, GraphSource("Another text.")])
+        found = extractor.extract([SOURCE, SourceText("Another text.")])
         assert None not in found
         assert ["response_format" in body for body in server.requests] == [True, False, False]
 
@@ -239,7 +240,7 @@ def test_answers_of_a_group_that_fails_are_not_asked_for_again():
     def reply(body: Body) -> Reply:
         return Reply(status=503) if "N7 " in passage_of(body) else Reply(GOOD)
 
-    sources = [GraphSource(f"N{number} is in Rome.") for number in range(20)]
+    sources = [SourceText(f"N{number} is in Rome.") for number in range(20)]
     with extracting(reply, concurrency=2) as (extractor, server):
         with pytest.raises(Unavailable):
             extractor.extract(sources)
