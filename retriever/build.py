@@ -12,7 +12,7 @@ from retriever.embedding.factory import build_embedder
 from retriever.graph.retriever_graph import build_graph
 from retriever.index.builder import IndexBuilder
 from retriever.index.catalog import IndexCatalog, Rebuilder
-from retriever.index.index_files import IndexFiles, MappedIVFFiles
+from retriever.index.index_files import IndexFiles
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.chunker import Chunker
@@ -61,12 +61,11 @@ def build_retriever(
     preparer = ChunkPreparer(chunker, embedder)
     fingerprint = preparer.fingerprint
     files = IndexFiles(data_dir / "indexes", fingerprint)
-    mapped = MappedIVFFiles(data_dir / "indexes", fingerprint)
     wake_ingestion = threading.Event()
-    builder = IndexBuilder(database, store.chunks, mapped, embedder.dimension, settings.index)
+    builder = IndexBuilder(store, files, embedder.dimension, settings.index)
     rebuilder = Rebuilder(builder, wake_ingestion)
-    catalog = IndexCatalog(database, store.chunks, files, mapped, builder, rebuilder)
-    lexical = LexicalCatalog(database, store.chunks, data_dir / "lexical", fingerprint)
+    catalog = IndexCatalog(store, files, builder, rebuilder)
+    lexical = LexicalCatalog(store, data_dir / "lexical", fingerprint)
     replacement_lock = ReadWriteLock()
     searcher = Searcher(store, catalog, lexical, embedder, replacement_lock, settings.search, tracer or NoOpTracer())
     graph = build_graph(settings.graph, settings.pace, store, searcher, embedder)

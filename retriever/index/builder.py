@@ -5,17 +5,21 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import structlog
 
 from retriever.embedding.base import Vector
 from retriever.index.base import Trained, TrainedIndex
 from retriever.index.flat import FlatIndex
 from retriever.index.hnsw import HNSWIndex
-from retriever.index.index_files import MappedIVFFiles, SavedIndex
+from retriever.index.index_files import IndexFiles
 from retriever.index.ivf import POINTS_PER_LIST, IVFIndex
 from retriever.index.mapped_ivf import MappedIVFIndex, write_lists
 from retriever.settings import IndexSettings
-from retriever.store.chunks import Chunks, Ids
-from retriever.store.database import Database, Transaction
+from retriever.store.chunks import Ids
+from retriever.store.database import Transaction
+from retriever.store.store import Store
+
+_log = structlog.get_logger(__name__)
 
 Kind = Literal["flat", "ivf", "mapped", "hnsw"]
 AnyIndex = FlatIndex | MappedIVFIndex | TrainedIndex
@@ -27,17 +31,9 @@ _SHARE_IN_MEMORY = 0.25
 class IndexBuilder:
     """Builds indexes from the store, of the kind that the settings ask for. Thread-safe."""
 
-    def __init__(
-        self,
-        database: Database,
-        chunks: Chunks,
-        mapped: MappedIVFFiles,
-        dimension: int,
-        settings: IndexSettings,
-    ) -> None:
-        self._database = database
-        self._chunks = chunks
-        self._mapped = mapped
+    def __init__(self, store: Store, files: IndexFiles, dimension: int, settings: IndexSettings) -> None:
+        self._store = store
+        self._files = files
         self._dimension = dimension
         self._vector_bytes = dimension * np.float32().nbytes
         self._settings = settings
@@ -64,8 +60,8 @@ class IndexBuilder:
 
     def build(self, collection: int) -> AnyIndex:
         """Build an index of a collection's live chunks. Raises OSError if it cannot be written to disk."""
-        with self._database.read() as transaction:
-            live = self._chunks.ids(transaction, collection)
+        with self._store.database.read() as transaction:
+            live = self._store.chunks.ids(transaction, collection)
             kind = self.kind(len(live))
             if kind == "mapped":
                 return self._build_mapped(transaction, collection, live)
@@ -78,20 +74,28 @@ class IndexBuilder:
         index.add(ids, vectors)
         return index
 
-    def open_mapped(self, collection: int) -> MappedIVFIndex | None:
-        """Open the collection's index on disk, or return None if none matches. Raises Faiss's errors."""
-        found = self._mapped.find(collection)
-        return None if found is None else MappedIVFIndex.open(*found, self._settings)
-
-    def load(self, saved: SavedIndex) -> TrainedIndex:
-        """Restore a saved index. Raises an error of Faiss if another version of it wrote the index."""
-        implementation = HNSWIndex if saved.kind == HNSWIndex.kind else IVFIndex
-        return implementation.load(saved.dump, saved.trained, self._settings)
+    def load(self, collection: int, count: int) -> MappedIVFIndex | TrainedIndex | None:
+        """Return a collection's index on disk, or None if there is none of the kind for its ``count`` vectors."""
+        kind = self.kind(count)
+        try:
+            if kind == MappedIVFIndex.kind:
+                found = self._files.find_mapped(collection)
+                return None if found is None else MappedIVFIndex.open(*found, self._settings)
+            self._files.discard_mapped(collection)
+            saved = None if kind == FlatIndex.kind else self._files.load(collection)
+            if saved is None or saved.kind != kind:
+                return None
+            implementation = HNSWIndex if kind == HNSWIndex.kind else IVFIndex
+            return implementation.load(saved.dump, saved.trained, self._settings)
+        except Exception as error:
+            # Another Faiss version may have written it. Faiss raises bare exceptions.
+            _log.warning("saved index not readable, rebuilding", collection=collection, error=str(error))
+            return None
 
     def reconcile(self, index: AnyIndex, collection: int) -> int:
         """Add and remove vectors so that the index holds exactly the live chunks. Return how many changed."""
-        with self._database.read() as transaction:
-            live, held = self._chunks.ids(transaction, collection), index.ids()
+        with self._store.database.read() as transaction:
+            live, held = self._store.chunks.ids(transaction, collection), index.ids()
             missing, stale = np.setdiff1d(live, held), np.setdiff1d(held, live)
             index.remove(stale)
             if len(missing):
@@ -104,17 +108,17 @@ class IndexBuilder:
         _, sample = self._vectors(transaction, live[:: max(1, len(live) // sample_size)])
 
         def write(folder: Path) -> Trained:
-            parts = self._chunks.vectors(transaction, live)
+            parts = self._store.chunks.vectors(transaction, live)
             most = int(_SHARE_IN_MEMORY * self._settings.on_disk_bytes / self._vector_bytes)
             return write_lists(folder, sample, parts, len(live), most, self._settings)
 
-        saved = self._mapped.save(collection, write)
+        saved = self._files.save_mapped(collection, write)
         return MappedIVFIndex.open(*saved, self._settings)
 
     def _vectors(self, transaction: Transaction, ids: Ids) -> tuple[Ids, Vector]:
         found, vectors, size = np.empty(len(ids), np.int64), np.empty((len(ids), self._dimension), np.float32), 0
         # Each part is copied when it is read, so that they do not lie in memory twice.
-        for part, of_part in self._chunks.vectors(transaction, ids):
+        for part, of_part in self._store.chunks.vectors(transaction, ids):
             found[size : size + len(part)], vectors[size : size + len(part)] = part, of_part
             size += len(part)
         return found[:size], vectors[:size]

@@ -11,14 +11,14 @@ import numpy as np
 import structlog
 
 from retriever.embedding.base import Vector
-from retriever.index.base import TrainedIndex, VectorIndex
+from retriever.index.base import VectorIndex
 from retriever.index.builder import AnyIndex, IndexBuilder
 from retriever.index.flat import FlatIndex
-from retriever.index.index_files import IndexFiles, MappedIVFFiles, SavedIndex
+from retriever.index.index_files import IndexFiles, SavedIndex
 from retriever.index.mapped_ivf import MappedIVFIndex
 from retriever.machine import lower_priority
-from retriever.store.chunks import Chunks, Ids
-from retriever.store.database import Database
+from retriever.store.chunks import Ids
+from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)
 _RETRY_AFTER_S = 60.0
@@ -31,12 +31,9 @@ class Rebuilder:
     logged and not retried for a minute. Nothing remains of a build if the process dies.
     """
 
-    def __init__(
-        self, builder: IndexBuilder, built: threading.Event, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, builder: IndexBuilder, built: threading.Event) -> None:
         self._builder = builder
         self._on_built = built
-        self._clock = clock
         self._pool = ThreadPoolExecutor(1, "retriever-rebuild", initializer=lower_priority)
         self._changed = threading.Condition()
         self._requested: set[int] = set()
@@ -46,7 +43,7 @@ class Rebuilder:
     def request(self, collection: int) -> None:
         """Request a rebuild, unless one is pending or has failed recently."""
         with self._changed:
-            if collection in self._requested or self._clock() < self._retry_at.get(collection, 0.0):
+            if collection in self._requested or time.monotonic() < self._retry_at.get(collection, 0.0):
                 return
             self._requested.add(collection)
         self._pool.submit(self._build, collection)
@@ -86,7 +83,7 @@ class Rebuilder:
 
     def _failed(self, collection: int, error: Exception) -> None:
         _log.error("index rebuild failed, retrying later", collection=collection, exc_info=error)
-        self._retry_at[collection] = self._clock() + _RETRY_AFTER_S
+        self._retry_at[collection] = time.monotonic() + _RETRY_AFTER_S
         self._end(collection)
 
     def _end(self, collection: int) -> None:
@@ -108,19 +105,9 @@ class IndexCatalog:
     search.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        chunks: Chunks,
-        files: IndexFiles,
-        mapped: MappedIVFFiles,
-        builder: IndexBuilder,
-        rebuilder: Rebuilder,
-    ) -> None:
-        self._database = database
-        self._chunks = chunks
+    def __init__(self, store: Store, files: IndexFiles, builder: IndexBuilder, rebuilder: Rebuilder) -> None:
+        self._store = store
         self._files = files
-        self._mapped = mapped
         self._builder = builder
         self._rebuilder = rebuilder
         self._entries: dict[int, _Entry] = {}
@@ -133,11 +120,10 @@ class IndexCatalog:
     def open(self) -> None:
         """Load or build the index of every collection that has chunks."""
         self._files.sweep()
-        self._mapped.sweep()
-        with self._database.read() as transaction:
-            counts = self._chunks.collections(transaction)
+        with self._store.database.read() as transaction:
+            counts = self._store.chunks.collections(transaction)
         for collection, count in counts.items():
-            index = self._loaded(collection, count)
+            index = self._builder.load(collection, count)
             if index is None:
                 self._entries[collection] = _Entry(self._builder.build(collection), count)
             else:
@@ -199,17 +185,3 @@ class IndexCatalog:
         _log.info("index built", collection=collection, kind=index.kind, vectors=index.size)
         # The collection may have outgrown it during the build.
         self.rebuild_if_due(collection)
-
-    def _loaded(self, collection: int, count: int) -> MappedIVFIndex | TrainedIndex | None:
-        """Return the index on disk, or None if there is none of the kind that the settings now require."""
-        kind = self._builder.kind(count)
-        try:
-            if kind == MappedIVFIndex.kind:
-                return self._builder.open_mapped(collection)
-            self._mapped.discard(collection)
-            saved = None if kind == FlatIndex.kind else self._files.load(collection)
-            return self._builder.load(saved) if saved and saved.kind == kind else None
-        except Exception as error:
-            # Another Faiss version may have written it. Faiss raises bare exceptions.
-            _log.warning("saved index not readable, rebuilding", collection=collection, error=str(error))
-            return None

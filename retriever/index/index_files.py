@@ -35,8 +35,20 @@ class _Header(msgspec.Struct, frozen=True):
     checksum: str
 
 
+class _MappedHeader(msgspec.Struct, frozen=True):
+    format: str
+    fingerprint: str
+    trained: Trained
+    checksums: dict[str, str]
+
+
 class IndexFiles:
-    """A folder with one file per collection: a line of JSON as header, then the serialized index."""
+    """The saved indexes of all collections in one folder.
+
+    An index that is read into memory is a file: a line of JSON as header, then the serialized index. One that is mapped
+    is a folder, and a new version of it gets the next number. Files in it never change: it is written under another
+    name, synced and renamed. An index that is still mapped keeps its files when they are deleted.
+    """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self._folder = folder
@@ -59,39 +71,10 @@ class IndexFiles:
             return SavedIndex(header.kind, header.trained, dump)
         return None
 
-    def sweep(self) -> None:
-        """Delete the remains of a save that a crash interrupted."""
-        for leftover in self._folder.glob("*.tmp"):
-            # Folders belong to mapped indexes, and unlink fails for them.
-            with contextlib.suppress(OSError):
-                leftover.unlink()
-
-    def _path(self, collection: int) -> Path:
-        return self._folder / f"{collection}.index"
-
-
-class _MappedHeader(msgspec.Struct, frozen=True):
-    format: str
-    fingerprint: str
-    trained: Trained
-    checksums: dict[str, str]
-
-
-class MappedIVFFiles:
-    """One folder per collection and version. A new index gets the next number.
-
-    Files never change: a folder is written under another name, synced and renamed. An index that is still mapped keeps
-    its files when they are deleted.
-    """
-
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self._folder = folder
-        self._fingerprint = fingerprint
-
-    def save(self, collection: int, write: Callable[[Path], Trained]) -> tuple[Path, Trained]:
+    def save_mapped(self, collection: int, write: Callable[[Path], Trained]) -> tuple[Path, Trained]:
         """Save the files that ``write`` puts into the given folder, and delete older versions. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        older = self._saved(collection)
+        older = self._mapped(collection)
         folder = Path(tempfile.mkdtemp(dir=self._folder, suffix=".tmp"))
         try:
             trained = write(folder)
@@ -110,9 +93,9 @@ class MappedIVFFiles:
             shutil.rmtree(path, ignore_errors=True)
         return saved, trained
 
-    def find(self, collection: int) -> tuple[Path, Trained] | None:
+    def find_mapped(self, collection: int) -> tuple[Path, Trained] | None:
         """Return the newest intact folder, or None if there is none with this fingerprint."""
-        for folder in self._saved(collection)[::-1]:
+        for folder in self._mapped(collection)[::-1]:
             try:
                 header = msgspec.json.decode((folder / _HEADER_FILE).read_bytes(), type=_MappedHeader)
                 whole = all(_checksum(folder / name) == checksum for name, checksum in header.checksums.items())
@@ -122,9 +105,9 @@ class MappedIVFFiles:
                 return folder, header.trained
         return None
 
-    def discard(self, collection: int) -> None:
+    def discard_mapped(self, collection: int) -> None:
         """Delete a collection's folders."""
-        for folder in self._saved(collection):
+        for folder in self._mapped(collection):
             shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
@@ -132,8 +115,14 @@ class MappedIVFFiles:
         for leftover in self._folder.glob("*.tmp"):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    leftover.unlink()
 
-    def _saved(self, collection: int) -> list[Path]:
+    def _path(self, collection: int) -> Path:
+        return self._folder / f"{collection}.index"
+
+    def _mapped(self, collection: int) -> list[Path]:
         """Return a collection's folders, newest last. After a crash there may be several."""
         return sorted(self._folder.glob(f"{collection}.*.mapped"), key=_number)
 

@@ -11,8 +11,7 @@ from blake3 import blake3
 
 from retriever.lexical.lexical_index import LexicalIndex
 from retriever.lexical.words import ANALYZER_VERSION
-from retriever.store.chunks import Chunks
-from retriever.store.database import Database
+from retriever.store.store import Store
 
 _log = structlog.get_logger(__name__)
 
@@ -26,9 +25,8 @@ class LexicalCatalog:
     index of chunks with another ``fingerprint`` is not used.
     """
 
-    def __init__(self, database: Database, chunks: Chunks, folder: Path, fingerprint: str) -> None:
-        self._database = database
-        self._chunks = chunks
+    def __init__(self, store: Store, folder: Path, fingerprint: str) -> None:
+        self._store = store
         self._folder = folder
         version = blake3(f"{ANALYZER_VERSION} {fingerprint}".encode()).hexdigest(6)
         self._current = folder / f"words-{int(version, 16)}"
@@ -40,23 +38,23 @@ class LexicalCatalog:
 
     def sweep(self) -> None:
         """Delete the indexes of collections without chunks, and what the store has not. Raises OSError."""
-        with self._database.read() as transaction:
-            collections = self._chunks.collections(transaction)
+        with self._store.database.read() as transaction:
+            collections = self._store.chunks.collections(transaction)
         for folder in self._superfluous(collections):
             shutil.rmtree(folder)
         for collection in collections:
             if not (self._current / str(collection)).exists():
                 continue
             index = self._opened(collection)
-            with self._database.read() as transaction:
-                stale = np.setdiff1d(index.ids(), self._chunks.ids(transaction, collection))
+            with self._store.database.read() as transaction:
+                stale = np.setdiff1d(index.ids(), self._store.chunks.ids(transaction, collection))
             if len(stale):
                 index.change(removed=stale.tolist())
 
     def open(self) -> None:
         """Open the index of every collection that has chunks. Raises OSError."""
-        with self._database.read() as transaction:
-            collections = self._chunks.collections(transaction)
+        with self._store.database.read() as transaction:
+            collections = self._store.chunks.collections(transaction)
         for collection in collections:
             index = self._opened(collection)
             self._reconcile(index, collection)
@@ -95,10 +93,10 @@ class LexicalCatalog:
             return LexicalIndex(folder)
 
     def _reconcile(self, index: LexicalIndex, collection: int) -> None:
-        with self._database.read() as transaction:
-            live, held = self._chunks.ids(transaction, collection), index.ids()
+        with self._store.database.read() as transaction:
+            live, held = self._store.chunks.ids(transaction, collection), index.ids()
             missing, stale = np.setdiff1d(live, held), np.setdiff1d(held, live)
             if len(missing) or len(stale):
-                index.change(chain.from_iterable(self._chunks.texts(transaction, missing)), stale.tolist())
+                index.change(chain.from_iterable(self._store.chunks.texts(transaction, missing)), stale.tolist())
         if len(missing) or len(stale):
             _log.info("lexical index corrected", collection=collection, added=len(missing), removed=len(stale))

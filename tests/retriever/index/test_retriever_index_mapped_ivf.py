@@ -5,7 +5,7 @@ from retriever_cases import TENANT, ids, index_of, put, put_lines, running, sear
 from varied import varied
 
 from retriever.index.base import Trained
-from retriever.index.index_files import MappedIVFFiles
+from retriever.index.index_files import IndexFiles
 from retriever.settings import IndexSettings
 
 MAPPED = varied(IndexSettings, ivf_threshold=32, probe_share=1.0, on_disk_bytes=1)
@@ -19,58 +19,58 @@ def write(folder):
 
 
 def test_saved_folder_is_found_and_replaces_the_older_one(tmp_path):
-    files = MappedIVFFiles(tmp_path / "indexes", "print")
-    assert files.find(1) is None
-    first, trained = files.save(1, write)
-    assert files.find(1) == (first, trained) == (first, TRAINED)
-    second, _ = files.save(1, write)
-    assert files.find(1) == (second, TRAINED)
-    assert files.find(11) is None
-    assert MappedIVFFiles(tmp_path / "indexes", "another print").find(1) is None
+    files = IndexFiles(tmp_path / "indexes", "print")
+    assert files.find_mapped(1) is None
+    first, trained = files.save_mapped(1, write)
+    assert files.find_mapped(1) == (first, trained) == (first, TRAINED)
+    second, _ = files.save_mapped(1, write)
+    assert files.find_mapped(1) == (second, TRAINED)
+    assert files.find_mapped(11) is None
+    assert IndexFiles(tmp_path / "indexes", "another print").find_mapped(1) is None
     assert list((tmp_path / "indexes").iterdir()) == [second]
-    files.discard(1)
+    files.discard_mapped(1)
     assert not list((tmp_path / "indexes").iterdir())
 
 
 @pytest.mark.parametrize("name", ["centroids", "lists", "header.json"])
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:-1] + b"x", lambda b: b"", None])
 def test_damaged_folder_is_ignored(tmp_path, name, damage):
-    files = MappedIVFFiles(tmp_path, "print")
-    folder, _ = files.save(1, write)
+    files = IndexFiles(tmp_path, "print")
+    folder, _ = files.save_mapped(1, write)
     path = folder / name
     if damage:
         path.write_bytes(damage(path.read_bytes()))
     else:
         path.unlink()
-    assert files.find(1) is None
+    assert files.find_mapped(1) is None
 
 
 def test_failed_save_keeps_only_the_older_folder(tmp_path):
-    files = MappedIVFFiles(tmp_path, "print")
-    folder, _ = files.save(1, write)
+    files = IndexFiles(tmp_path, "print")
+    folder, _ = files.save_mapped(1, write)
 
     def full(folder):
         write(folder)
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        files.save(1, full)
-    assert files.find(1) == (folder, TRAINED)
+        files.save_mapped(1, full)
+    assert files.find_mapped(1) == (folder, TRAINED)
     assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_sweep_deletes_remains_and_the_newest_folder_is_found(tmp_path):
-    files = MappedIVFFiles(tmp_path, "print")
-    older, _ = files.save(1, write)
+    files = IndexFiles(tmp_path, "print")
+    older, _ = files.save_mapped(1, write)
     (tmp_path / "half.tmp").mkdir()
     write(tmp_path / "half.tmp")
     newer = tmp_path / "1.10.mapped"
     older_again = tmp_path / "1.9.mapped"
     older.rename(older_again)
-    files.save(2, write)[0].rename(newer)
+    files.save_mapped(2, write)[0].rename(newer)
     files.sweep()
     assert sorted(tmp_path.iterdir()) == sorted([newer, older_again])
-    assert files.find(1) == (newer, TRAINED)
+    assert files.find_mapped(1) == (newer, TRAINED)
 
 
 async def test_large_collection_is_mapped_and_reconciled_at_restart(tmp_path):
