@@ -111,7 +111,7 @@ class Retriever:
         The search continues while the caller handles a stage. Closing the generator ends it after the current stage.
         """
         self._check_ready()
-        async with aclosing(self._reranking.stages(request, self._searched)) as stages:
+        async with aclosing(self._reranking(request, self._searched)) as stages:
             async for candidates in stages:
                 yield candidates
 

@@ -31,9 +31,12 @@ class Rebuilder:
     logged and not retried for a minute. Nothing remains of a build if the process dies.
     """
 
-    def __init__(self, builder: IndexBuilder, built: threading.Event) -> None:
+    def __init__(
+        self, builder: IndexBuilder, built: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._builder = builder
         self._on_built = built
+        self._clock = clock
         self._pool = ThreadPoolExecutor(1, "retriever-rebuild", initializer=lower_priority)
         self._changed = threading.Condition()
         self._requested: set[int] = set()
@@ -43,7 +46,7 @@ class Rebuilder:
     def request(self, collection: int) -> None:
         """Request a rebuild, unless one is pending or has failed recently."""
         with self._changed:
-            if collection in self._requested or time.monotonic() < self._retry_at.get(collection, 0.0):
+            if collection in self._requested or self._clock() < self._retry_at.get(collection, 0.0):
                 return
             self._requested.add(collection)
         self._pool.submit(self._build, collection)
@@ -83,7 +86,7 @@ class Rebuilder:
 
     def _failed(self, collection: int, error: Exception) -> None:
         _log.error("index rebuild failed, retrying later", collection=collection, exc_info=error)
-        self._retry_at[collection] = time.monotonic() + _RETRY_AFTER_S
+        self._retry_at[collection] = self._clock() + _RETRY_AFTER_S
         self._end(collection)
 
     def _end(self, collection: int) -> None:

@@ -1,4 +1,4 @@
-"""The interfaces of rerankers, and of the stage that uses one."""
+"""The interface of rerankers, and what uses one."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
@@ -14,6 +14,12 @@ Score = Callable[[str, Sequence[str], int], Awaitable[Scores]]
 Search = Callable[[SearchRequest], AsyncGenerator[CandidateSet, None]]
 """A search in stages."""
 
+Reranking = Callable[[SearchRequest, Search], AsyncGenerator[CandidateSet, None]]
+"""Yields the stages of a search, and those of reranking if the configuration and the request say so.
+
+Raises what the search raises, and InvalidRequest if the request needs a reranker and there is none.
+"""
+
 
 class Reranker(Protocol):
     """Scores how well texts answer a query. Calls do not block the event loop, and may run at once."""
@@ -23,13 +29,3 @@ class Reranker(Protocol):
 
     async def close(self) -> None:
         """Free the model or the connections."""
-
-
-class Reranking(Protocol):
-    """Does a search, and reranks its results if the configuration and the request say so."""
-
-    def stages(self, request: SearchRequest, search: Search) -> AsyncGenerator[CandidateSet, None]:
-        """Yield the stages of ``search``, and those of reranking.
-
-        Raises what ``search`` raises, and InvalidRequest if the request needs a reranker and there is none.
-        """

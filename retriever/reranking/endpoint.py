@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Protocol
 
 import httpx
 import msgspec
@@ -29,51 +28,12 @@ class Rank(msgspec.Struct):
     score: float
 
 
-class EndpointShape(Protocol):
-    """The JSON of an endpoint's requests and replies."""
-
-    def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
-        """The body that asks for the ``wanted`` best texts, or for all."""
-
-    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
-        """The scores in a reply. Raises msgspec.DecodeError."""
-
-
 class _CohereRank(Rank):
     score: float = msgspec.field(name="relevance_score")
 
 
 class _CohereReply(msgspec.Struct):
     results: list[_CohereRank]
-
-
-class CohereShape:
-    """Cohere, Jina, vLLM and others."""
-
-    def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
-        """``{model, query, documents, top_n}``."""
-        named = {} if model is None else {"model": model}
-        return {**named, "query": query, "documents": texts, "top_n": min(wanted, len(texts))}
-
-    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
-        """``{results: [{index, relevance_score}]}``."""
-        return msgspec.json.decode(reply, type=_CohereReply).results
-
-
-class TeiShape:
-    """Hugging Face's Text Embeddings Inference, which serves one model."""
-
-    def request(self, model: str | None, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:  # noqa: ARG002
-        """``{query, texts, truncate}``. Without ``truncate``, it refuses texts that are too long for its model."""
-        return {"query": query, "texts": texts, "truncate": True}
-
-    def ranks(self, reply: bytes | bytearray) -> Sequence[Rank]:
-        """``[{index, score}]``."""
-        return msgspec.json.decode(reply, type=list[Rank])
-
-
-SHAPES: Mapping[str, EndpointShape] = {"cohere": CohereShape(), "tei": TeiShape()}
-"""By the name in the configuration."""
 
 
 class EndpointReranker:
@@ -84,7 +44,6 @@ class EndpointReranker:
 
     def __init__(self, settings: EndpointRerankerSettings) -> None:
         self._settings = settings
-        self._shape = SHAPES[settings.shape]
         # Replies are not compressed, so that their length is known before they are in memory.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if settings.api_key is not None:
@@ -101,12 +60,12 @@ class EndpointReranker:
 
     async def scores(self, query: str, texts: Sequence[str], wanted: int) -> Scores:
         """Return the score of each text, None for those that the reply leaves out. Raises RerankFailed."""
-        body = msgspec.json.encode(self._shape.request(self._settings.model, query, texts, wanted))
+        body = msgspec.json.encode(self._request(query, texts, wanted))
         try:
             # httpx's own limits are for each read.
             async with asyncio.timeout(self._settings.timeout_s):
                 reply = await self._reply(body)
-            ranks = self._shape.ranks(reply)
+            ranks = self._ranks(reply)
         except (TimeoutError, httpx.TimeoutException) as error:
             limit_s = self._settings.timeout_s
             raise RerankFailed(f"no answer within {limit_s:g} s", failure=RerankFailure.TIMEOUT) from error
@@ -119,6 +78,20 @@ class EndpointReranker:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+    def _request(self, query: str, texts: Sequence[str], wanted: int) -> Mapping[str, object]:
+        """The request that asks for the ``wanted`` best texts, or for all, in the endpoint's shape."""
+        if self._settings.shape == "tei":
+            # Without ``truncate``, it refuses texts that are too long for its model.
+            return {"query": query, "texts": texts, "truncate": True}
+        named = {} if self._settings.model is None else {"model": self._settings.model}
+        return {**named, "query": query, "documents": texts, "top_n": min(wanted, len(texts))}
+
+    def _ranks(self, reply: bytearray) -> Sequence[Rank]:
+        """The scores in a reply: ``[{index, score}]``, or ``{results: [{index, relevance_score}]}``."""
+        if self._settings.shape == "tei":
+            return msgspec.json.decode(reply, type=list[Rank])
+        return msgspec.json.decode(reply, type=_CohereReply).results
 
     async def _reply(self, body: bytes) -> bytearray:
         async with self._client.stream("POST", self._url, content=body) as response:

@@ -21,14 +21,11 @@ class NoReranker:
         """Do nothing."""
 
 
-class NoReranking:
-    """A search as it is."""
-
-    def stages(self, request: SearchRequest, search: Search) -> AsyncGenerator[CandidateSet, None]:
-        """Return the search's stages. Raises InvalidRequest if the request asks for reranking."""
-        if request.rerank:
-            raise _none_configured()
-        return search(request)
+def not_reranked(request: SearchRequest, search: Search) -> AsyncGenerator[CandidateSet, None]:
+    """Return the search's stages. Raises InvalidRequest if the request asks for reranking."""
+    if request.rerank:
+        raise _none_configured()
+    return search(request)
 
 
 def _none_configured() -> InvalidRequest:
@@ -50,5 +47,5 @@ def build_reranker(settings: RerankerSettings) -> Reranker:
 
 
 def build_reranking(settings: RerankerSettings, score: Score) -> Reranking:
-    """Create the stage that reranks by ``score``, or that of no reranking."""
-    return NoReranking() if isinstance(settings, NoRerankerSettings) else RerankStage(score, settings)
+    """Return what reranks the results of searches by ``score``, or leaves them as they are."""
+    return not_reranked if isinstance(settings, NoRerankerSettings) else RerankStage(score, settings).stages

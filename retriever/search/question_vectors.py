@@ -59,11 +59,9 @@ def embedding_span(tracer: Tracer, embedder: Embedder, traceparent: str | None) 
     span = tracer.start_span(
         f"embeddings {embedder.name}", context_of(traceparent), SpanKind.CLIENT, attributes=attributes
     )
-    error: BaseException | None = None
     try:
         yield
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
+    except BaseException as error:
         end(span, error)
+        raise
+    end(span)

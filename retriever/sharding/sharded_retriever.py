@@ -63,7 +63,7 @@ class ShardedRetriever:
         name it in ``missing_shards``, or its error is raised, in any stage. Its error is always raised if no shard has
         finished, even if the other shards have no documents.
         """
-        async with aclosing(self._reranking.stages(request, self._searched)) as stages:
+        async with aclosing(self._reranking(request, self._searched)) as stages:
             async for candidates in stages:
                 yield candidates
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import islice
 from typing import NamedTuple
@@ -164,12 +164,9 @@ class ShardedSearcher:
     the caller a decision.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], settings: ShardSettings, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], settings: ShardSettings) -> None:
         self._shards = shards
         self._settings = settings
-        self._clock = clock
 
     async def stages(
         self, request: SearchRequest, lost: Mapping[int, RagtreeError]
@@ -178,7 +175,7 @@ class ShardedSearcher:
 
         Raises as a retriever's search. For a lost shard it may raise that shard's error, or ShardTimeout, in any stage.
         """
-        started = self._clock()
+        started = time.perf_counter()
         merger = StageMerger(len(self._shards), request.top_k, request.shown)
         for shard, error in lost.items():
             self._lose(merger, shard, error)
@@ -192,7 +189,7 @@ class ShardedSearcher:
             while True:
                 while not (merger.ready and events.empty()):
                     self._handle(merger, await events.get())
-                merged = merger.merged(1000 * (self._clock() - started))
+                merged = merger.merged(1000 * (time.perf_counter() - started))
                 yield merged
                 if merged.final:
                     return

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from protocol.errors import InvalidRequest, RerankFailed, RetrieverNotReady
 from protocol.retrieval import CandidateSet, RerankFailure, SearchKind, SearchRequest
-from retriever.reranking.factory import NoReranker, NoReranking
+from retriever.reranking.factory import NoReranker, not_reranked
 from retriever.reranking.stage import RerankStage
 from retriever.settings import RerankStageSettings
 
@@ -274,9 +274,9 @@ async def test_errors_of_the_search_are_its_own():
 
 async def test_without_a_reranker_a_request_cannot_ask_for_it():
     search = Search()
-    assert await sets_of(NoReranking(), search) == [FIRST, LAST]
+    assert [each async for each in not_reranked(ASKED, search)] == [FIRST, LAST]
     with pytest.raises(InvalidRequest) as refused:
-        NoReranking().stages(SearchRequest("t", "c", "q", 3, rerank=True), search)
+        not_reranked(SearchRequest("t", "c", "q", 3, rerank=True), search)
     assert refused.value.param == "rerank"
     with pytest.raises(InvalidRequest):
         await NoReranker().scores("q", ["text"], 1)
