@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Concatenate, ParamSpec, TypeVar
 
-from msgspec.structs import replace
-
 from protocol.documents import (
     CollectionInfo,
     DocumentPage,
@@ -22,13 +20,15 @@ from protocol.errors import InvalidRequest, NoGraph, RetrieverNotReady, UnknownD
 from protocol.graph import GraphRequest, GraphView
 from protocol.retrieval import CandidateSet, DocumentChunks, EmbeddingRequest, Embeddings, SearchKind, SearchRequest
 from retriever.embedding.base import Embedder, embed_request
+from retriever.graph.graph_searcher import GraphSearcher
 from retriever.graph.retriever_graph import RetrieverGraph
 from retriever.ingestion.document_checks import checked_name
 from retriever.ingestion.upload_intake import Ingestion
 from retriever.lifecycle import Lifecycle
 from retriever.machine import search_on_one_core
 from retriever.reranking.base import Reranker, Reranking, Scores
-from retriever.search.stages import StagedSearcher, iterate_in_thread
+from retriever.search.searcher import Searcher
+from retriever.search.stages import iterate_in_thread
 from retriever.store.database import Transaction
 from retriever.store.store import Store
 
@@ -51,7 +51,7 @@ class Retriever:
     def __init__(
         self,
         store: Store,
-        searcher: StagedSearcher,
+        searcher: Searcher | GraphSearcher,
         reranker: Reranker,
         reranking: Reranking,
         embedder: Embedder,
@@ -144,7 +144,7 @@ class Retriever:
 
     async def claim_key(self, tenant: str, key: str, body_hash: str) -> None:
         """Bind an idempotency key to the hash of a body. Raises as the shard's contract says."""
-        await self._change(self._ingestion.intake.claim_key, tenant, key, body_hash)
+        await self._write(self._store.jobs.claim_key, tenant, key, body_hash)
 
     async def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Delete a document, its chunks and its queued uploads in one transaction."""
@@ -161,7 +161,8 @@ class Retriever:
 
     async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         """Create a collection, or change how it is searched. Raises InvalidRequest or StorageFull."""
-        await self._change(self._put_collection, tenant, collection, search)
+        checked_name(collection, "collection")
+        await self._write(self._store.documents.put_collection, tenant, collection, search)
 
     async def list_documents(self, tenant: str, collection: str, limit: int, after: str | None = None) -> DocumentPage:
         """Return a page of documents with ids above ``after``. Raises UnknownCollection or InvalidRequest."""
@@ -191,15 +192,15 @@ class Retriever:
 
     async def attempt_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Count an attempt to delete the KV of each. Raises StorageFull."""
-        await self._change(self._write, self._store.orphans.attempt, orphans)
+        await self._write(self._store.orphans.attempt, orphans)
 
     async def give_up_orphans(self, orphans: Sequence[Orphan], reason: str) -> None:
         """Give up deleting the KV of orphans. Raises StorageFull."""
-        await self._change(self._write, self._store.orphans.give_up, orphans, reason)
+        await self._write(self._store.orphans.give_up, orphans, reason)
 
     async def forget_orphans(self, orphans: Sequence[Orphan]) -> None:
         """Remove orphans from the list. Raises StorageFull."""
-        await self._change(self._write, self._store.orphans.forget, orphans)
+        await self._write(self._store.orphans.forget, orphans)
 
     async def stats(self) -> RetrieverStats:
         """Return counters since the start, and gauges."""
@@ -215,6 +216,15 @@ class Retriever:
     async def _change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_ready()
         return await asyncio.get_running_loop().run_in_executor(self._store_pool, lambda: call(*args, **kwargs))
+
+    async def _write(
+        self, call: Callable[Concatenate[Transaction, P], None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        def write() -> None:
+            with self._store.database.write() as transaction:
+                call(transaction, *args, **kwargs)
+
+        await self._change(write)
 
     async def _read(self, call: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def read() -> T:
@@ -244,26 +254,9 @@ class Retriever:
 
     def _stats(self, transaction: Transaction) -> RetrieverStats:
         disk = shutil.disk_usage(self._lifecycle.data_dir)
-        stats = RetrieverStats(
-            self._ingestion.counts.snapshot(), self._store.jobs.queued(transaction), disk.total, disk.free
-        )
-        if self._graph is None:
-            return stats
-        viewer = self._graph.viewer
-        return replace(
-            stats,
-            unread_chunks=viewer.unread_chunks(transaction),
-            unreadable_chunks=viewer.unreadable_chunks(transaction),
-        )
-
-    def _put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
-        checked_name(collection, "collection")
-        with self._store.database.write() as transaction:
-            self._store.documents.put_collection(transaction, tenant, collection, search)
-
-    def _write(self, call: Callable[Concatenate[Transaction, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
-        with self._store.database.write() as transaction:
-            call(transaction, *args, **kwargs)
+        counts, queued = self._ingestion.counts.snapshot(), self._store.jobs.queued(transaction)
+        missing = (None, None) if self._graph is None else self._graph.viewer.missing_chunks(transaction)
+        return RetrieverStats(counts, queued, disk.total, disk.free, *missing)
 
     def _shut_down(self) -> None:
         self._search_pool.shutdown()

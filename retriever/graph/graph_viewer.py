@@ -130,13 +130,9 @@ class GraphViewer:
         """Return these collections of a tenant with the states of their graphs."""
         return [replace(info, graph=self._state(transaction, tenant, info.name)) for info in infos]
 
-    def unread_chunks(self, transaction: Transaction) -> int:
-        """Return how many chunks of all collections are not in their graphs yet."""
-        return self._facts.all_unread(transaction)
-
-    def unreadable_chunks(self, transaction: Transaction) -> int:
-        """Return how many chunks of all collections could not be read, so their graphs have nothing of them."""
-        return self._facts.all_unreadable(transaction)
+    def missing_chunks(self, transaction: Transaction) -> tuple[int, int]:
+        """Return how many chunks of all collections their graphs do not have yet, and how many could not be read."""
+        return self._facts.all_counts(transaction)
 
     def _state(self, transaction: Transaction, tenant: str, name: str) -> GraphState:
         collection = self._store.documents.collection(transaction, tenant, name)

@@ -58,11 +58,6 @@ class UploadIntake:
         """
         return self._create_job(tenant, collection, parse_batch(jsonl), key, body_hash(collection, jsonl))
 
-    def claim_key(self, tenant: str, key: str, hashed: str) -> None:
-        """Bind an idempotency key to the hash of a body. Raises StorageFull or IdempotencyMismatch."""
-        with self._store.database.write() as transaction:
-            self._store.jobs.claim_key(transaction, tenant, key, hashed)
-
     def delete_document(self, tenant: str, collection: str, document_id: str) -> None:
         """Delete a document and its queued uploads. Raises UnknownCollection or UnknownDocument."""
         with self._store.database.write() as transaction:

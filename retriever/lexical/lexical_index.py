@@ -2,13 +2,12 @@
 
 import errno
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tantivy import Document, Index, IndexWriter, Occur, Query, SchemaBuilder, Searcher
+from tantivy import Document, Index, Occur, Query, SchemaBuilder, Searcher
 
 from retriever.embedding.base import Vector
 from retriever.lexical.words import analyzer, spaced
@@ -85,11 +84,22 @@ class LexicalIndex:
 
     def change(self, added: Iterable[tuple[int, str]] = (), removed: Sequence[int] = ()) -> None:
         """Add chunks, as (id, text), and remove others; unknown ids are ignored. Raises OSError."""
-        with self._writer() as writer:
-            for id_ in removed:
-                writer.delete_documents_by_term(_ID, id_)
-            for id_, text in added:
-                writer.add_document(Document(**{_ID: id_, _TEXT: spaced(text)}))
+        try:
+            writer = self._index.writer(_HEAP_BYTES, 1)
+            try:
+                for id_ in removed:
+                    writer.delete_documents_by_term(_ID, id_)
+                for id_, text in added:
+                    writer.add_document(Document(**{_ID: id_, _TEXT: spaced(text)}))
+                writer.commit()
+            finally:
+                # Also ends the writer's threads. Uncommitted changes are dropped.
+                writer.wait_merging_threads()
+                self._index.reload()
+        except ValueError as error:
+            # tantivy has one error for everything, and the system's number only in its text.
+            number = _SYSTEM_ERROR.search(str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, f"lexical index not written: {error}") from error
 
     def _query(self, searcher: Searcher, text: str) -> Query | None:
         words = set(self._analyzer.analyze(spaced(text)))
@@ -101,22 +111,6 @@ class LexicalIndex:
     def _restricted(self, query: Query, allowed: Ids) -> Query:
         listed = Query.const_score_query(Query.term_set_query(self._schema, _ID, allowed.tolist()), 0.0)
         return Query.boolean_query([(Occur.Must, query), (Occur.Must, listed)])
-
-    @contextmanager
-    def _writer(self) -> Iterator[IndexWriter]:
-        try:
-            writer = self._index.writer(_HEAP_BYTES, 1)
-            try:
-                yield writer
-                writer.commit()
-            finally:
-                # Also ends the writer's threads. Uncommitted changes are dropped.
-                writer.wait_merging_threads()
-                self._index.reload()
-        except ValueError as error:
-            # tantivy has one error for everything, and the system's number only in its text.
-            number = _SYSTEM_ERROR.search(str(error))
-            raise OSError(int(number[1]) if number else errno.EIO, f"lexical index not written: {error}") from error
 
 
 def _hits(searcher: Searcher, query: Query, count: int) -> LexicalHits:

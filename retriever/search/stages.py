@@ -1,23 +1,15 @@
-"""Searches in stages: what a searcher is, and how its blocking stages reach the event loop."""
+"""Searches in stages: how the blocking stages of a searcher reach the event loop."""
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Executor
 from contextlib import closing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from protocol.retrieval import CandidateSet, SearchRequest
-
-
-class StagedSearcher(Protocol):
-    """Searches in stages."""
-
-    def stages(self, request: SearchRequest) -> Generator[CandidateSet, None, None]:
-        """Yield the candidates of each stage; the last set is final."""
-
+from protocol.retrieval import CandidateSet
 
 T = TypeVar("T")
 

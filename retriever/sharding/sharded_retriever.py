@@ -103,21 +103,15 @@ class ShardedRetriever:
         Contents that documents of another shard share become orphans too. Dropping their KV only costs one
         recomputation.
         """
-        await self._in_collection(
-            tenant, collection, document_id, lambda shard: shard.delete_document(tenant, collection, document_id)
-        )
+        await self._in_collection(tenant, collection, document_id, lambda shard: shard.delete_document)
 
     async def get_document(self, tenant: str, collection: str, document_id: str) -> StoredDocument:
         """Return a document with its text. Raises UnknownCollection or UnknownDocument."""
-        return await self._in_collection(
-            tenant, collection, document_id, lambda shard: shard.get_document(tenant, collection, document_id)
-        )
+        return await self._in_collection(tenant, collection, document_id, lambda shard: shard.get_document)
 
     async def chunks(self, tenant: str, collection: str, document_id: str) -> DocumentChunks:
         """Return a document's chunks in order. Raises UnknownCollection or UnknownDocument."""
-        found = await self._in_collection(
-            tenant, collection, document_id, lambda shard: shard.chunks(tenant, collection, document_id)
-        )
+        found = await self._in_collection(tenant, collection, document_id, lambda shard: shard.chunks)
         shard = self._shard_of(tenant, collection, document_id)
         return replace(found, chunks=tuple(chunk_of(shard, chunk) for chunk in found.chunks))
 
@@ -217,11 +211,16 @@ class ShardedRetriever:
         return shard_of(len(self._shards), *names)
 
     async def _in_collection(
-        self, tenant: str, collection: str, document_id: str, call: Callable[[Shard], Awaitable[T]]
+        self,
+        tenant: str,
+        collection: str,
+        document_id: str,
+        call: Callable[[Shard], Callable[[str, str, str], Awaitable[T]]],
     ) -> T:
-        """Call a document's shard. Raises UnknownDocument if only other shards know the collection."""
+        """Make a call of a document's shard. Raises UnknownDocument if only other shards know the collection."""
         try:
-            return await call(self._shards[self._shard_of(tenant, collection, document_id)])
+            shard = self._shards[self._shard_of(tenant, collection, document_id)]
+            return await call(shard)(tenant, collection, document_id)
         except UnknownCollection:
             if all(info.name != collection for info in await self.list_collections(tenant)):
                 raise

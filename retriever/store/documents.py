@@ -9,7 +9,6 @@ import msgspec
 
 from protocol.documents import DEFAULT_COLLECTION, CollectionInfo, DocumentInfo, DocumentPage, StoredDocument
 from protocol.errors import UnknownCollection, UnknownDocument
-from protocol.filters import Attributes
 from protocol.retrieval import SearchKind, StoreRevision
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import kind_of
@@ -225,15 +224,5 @@ def _rows(position: int, chunks: Iterable[PreparedChunk]) -> Iterator[tuple[obje
 
 
 def _info(row: sqlite3.Row, collection: str) -> DocumentInfo:
-    return DocumentInfo(
-        document_id=row["document_id"],
-        collection=collection,
-        filename=row["filename"],
-        title=row["title"],
-        content_hash=row["content_hash"],
-        bytes=row["bytes"],
-        chunks=row["chunks"],
-        attributes=msgspec.json.decode(row["attributes"], type=Attributes),
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-    )
+    fields = {**row, "collection": collection, "attributes": msgspec.json.decode(row["attributes"])}
+    return msgspec.convert(fields, DocumentInfo)

@@ -121,19 +121,15 @@ class Facts:
         ).fetchone()
         return int(row[0])
 
-    def all_unread(self, transaction: Transaction) -> int:
-        """Return how many chunks of all collections have not been read."""
+    def all_counts(self, transaction: Transaction) -> tuple[int, int]:
+        """Return how many chunks of all collections have not been read, and how many could not be."""
         # A chunk takes its mark along when it goes, so all marks are of live chunks.
-        row = transaction.execute(
-            "SELECT (SELECT count(*) FROM chunks) - (SELECT count(*) FROM read_chunks WHERE fingerprint = ?)",
-            (self._fingerprint,),
+        unread, unreadable = transaction.execute(
+            """SELECT (SELECT count(*) FROM chunks) - (SELECT count(*) FROM read_chunks WHERE fingerprint = :read_by),
+                      (SELECT count(*) FROM read_chunks WHERE unreadable AND fingerprint = :read_by)""",
+            {"read_by": self._fingerprint},
         ).fetchone()
-        return int(row[0])
-
-    def all_unreadable(self, transaction: Transaction) -> int:
-        """Return how many chunks of all collections were tried, but could not be read."""
-        count = "SELECT count(*) FROM read_chunks WHERE unreadable AND fingerprint = ?"
-        return int(transaction.execute(count, (self._fingerprint,)).fetchone()[0])
+        return unread, unreadable
 
     def collections(self, transaction: Transaction) -> list[int]:
         """Return the keys of the collections that have a graph."""

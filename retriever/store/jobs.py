@@ -240,15 +240,5 @@ def _check_hash(row: sqlite3.Row, body_hash: str) -> None:
 
 
 def _job(row: sqlite3.Row) -> IngestJob:
-    return IngestJob(
-        job_id=row["id"],
-        collection=row["collection"],
-        status=row["status"],
-        total=row["total"],
-        stored=row["stored"],
-        unchanged=row["unchanged"],
-        failed_documents=row["failed_documents"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        errors=tuple(msgspec.json.decode(row["errors"], type=list[JobError])),
-    )
+    fields = {**row, "job_id": row["id"], "errors": msgspec.json.decode(row["errors"])}
+    return msgspec.convert(fields, IngestJob)

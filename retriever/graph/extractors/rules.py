@@ -6,7 +6,7 @@ It runs in a worker process, which reads one group of chunks after another from 
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 
 import msgspec
 from spacy.tokens import Doc, Span, Token
@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from protocol.errors import Unavailable
 from protocol.graph import Triplet
 from retriever.graph.extractors.base import ExtractorEnded, Statement
+from retriever.graph.extractors.given import statement_of
 from retriever.graph.extractors.phrases import VERBS, Phrases, name_of, names_of
 from retriever.graph.names import LONGEST_NAME, name_key, tidy
 from retriever.machine import lower_priority
@@ -64,12 +65,11 @@ def _statements(doc: Doc, title: Sequence[str]) -> list[Statement]:
     by_root = {phrase.root.i: phrase for phrase in noun_phrases}
     found = []
     for sentence in doc.sents:
-        triplets = tuple(islice(dict.fromkeys(_triplets(sentence, by_root)), _MOST_TRIPLETS))
-        stated = chain.from_iterable((triplet.head, triplet.tail) for triplet in triplets)
+        triplets = islice(dict.fromkeys(_triplets(sentence, by_root)), _MOST_TRIPLETS)
         own = [phrase for phrase in noun_phrases if sentence.start <= phrase.start < sentence.end]
-        names = tuple(dict.fromkeys([*stated, *names_of(sentence, own), *title]))
-        if names:
-            found.append(Statement(sentence.start_char, sentence.end_char, names, triplets))
+        statement = statement_of(sentence.start_char, sentence.end_char, triplets, [*names_of(sentence, own), *title])
+        if statement.names:
+            found.append(statement)
     return found
 
 
