@@ -26,12 +26,11 @@ class Sampling(msgspec.Struct, frozen=True):
     """How to choose tokens: greedy at temperature 0. ``max_tokens`` limits the answer, ``stop`` strings end it.
 
     ``top_p``, ``top_k`` and ``min_p`` leave out unlikely tokens; 0 ``top_k`` leaves out none. The penalties are vLLM's.
-    Without a ``frequency_penalty``, the engine has that of its model.
-    ``logit_bias`` is added to the logits of tokens, by id. The answer follows ``json_schema``, a schema as JSON text.
-    With ``repetition_detection``, an answer that loops ends.
-    With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally long.
-    With ``logprobs``, each step has its tokens and the natural logarithms of their probabilities, and those of as many
-    ``alternatives``.
+    Without a ``frequency_penalty``, the engine has that of its model. ``logit_bias`` is added to the logits of tokens,
+    by id. The answer follows ``json_schema``, a schema as JSON text. With ``repetition_detection``, an answer that
+    loops ends. With ``ignore_eos``, the model's own end of an answer does not end it: then all answers are equally
+    long. With ``logprobs``, each step has its tokens and the natural logarithms of their probabilities, and those of as
+    many ``alternatives``.
     """
 
     max_tokens: int

@@ -87,10 +87,9 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 
     ``namespace`` separates tenants' KV and salts its keys. The stores had all documents at the revisions
     ``found_at``: some may have been deleted since. Without a revision, a document counts as found before any deletion
-    of it. ``avoid`` names instances that the query must
-    not get, because it was lost on them before. ``scores`` are those of the search, one for each document and possibly
-    more, in falling order; empty if they are unknown. ``reuse`` and ``recompute_share`` are the controller's own if
-    they are None.
+    of it. ``avoid`` names instances that the query must not get, because it was lost on them before. ``scores`` are
+    those of the search, one for each document and possibly more, in falling order; empty if they are unknown. ``reuse``
+    and ``recompute_share`` are the controller's own if they are None.
     """
 
     query_id: str

@@ -1,5 +1,6 @@
 """Opening and closing a retriever's parts in order."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,38 +18,27 @@ from retriever.store.store import Store
 _LOCK_TIMEOUT_S = 20.0
 
 
+@dataclass(frozen=True)
 class Lifecycle:
     """Opens and closes the parts of one retriever. Both calls block for seconds.
 
     ``data_lock`` lies in the data folder. One process at a time holds it, because two would assign the same chunk ids.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        preparer: ChunkPreparer,
-        catalog: IndexCatalog,
-        lexical: LexicalCatalog,
-        reembedding: Reembedding,
-        ingestion: Ingestion,
-        graph: RetrieverGraph | None,
-        loaders: SandboxedLoaders,
-        data_lock: FileLock,
-    ) -> None:
-        self._store = store
-        self._preparer = preparer
-        self._catalog = catalog
-        self._lexical = lexical
-        self._reembedding = reembedding
-        self._ingestion = ingestion
-        self._graph = graph
-        self._loaders = loaders
-        self._data_lock = data_lock
+    store: Store
+    preparer: ChunkPreparer
+    catalog: IndexCatalog
+    lexical: LexicalCatalog
+    reembedding: Reembedding
+    ingestion: Ingestion
+    graph: RetrieverGraph | None
+    loaders: SandboxedLoaders
+    data_lock: FileLock
 
     @property
     def data_dir(self) -> Path:
         """The folder that the retriever owns."""
-        return Path(self._data_lock.lock_file).parent
+        return Path(self.data_lock.lock_file).parent
 
     def open(self) -> None:
         """Lock the data folder, re-embed outdated documents, load the indexes and start ingestion.
@@ -57,27 +47,27 @@ class Lifecycle:
         """
         # During a replacement the predecessor needs time to shut down.
         try:
-            self._data_lock.acquire(timeout=_LOCK_TIMEOUT_S)
+            self.data_lock.acquire(timeout=_LOCK_TIMEOUT_S)
         except Timeout as error:
             raise Conflict(f"another retriever is using {self.data_dir}") from error
-        self._lexical.sweep()
-        with self._store.database.read() as transaction:
-            self._preparer.start_ids_after(self._store.chunks.last_id(transaction))
-        self._reembedding.run()
-        self._catalog.open()
-        self._lexical.open()
-        if self._graph is not None:
-            self._graph.open()
-        self._ingestion.ingester.open()
-        self._ingestion.thread.start()
+        self.lexical.sweep()
+        with self.store.database.read() as transaction:
+            self.preparer.start_ids_after(self.store.chunks.last_id(transaction))
+        self.reembedding.run()
+        self.catalog.open()
+        self.lexical.open()
+        if self.graph is not None:
+            self.graph.open()
+        self.ingestion.ingester.open()
+        self.ingestion.thread.start()
 
     def close(self) -> None:
         """Finish the current group, save the indexes and release the folder. Queued documents stay queued."""
-        self._ingestion.thread.close()
-        self._ingestion.ingester.close()
-        if self._graph is not None:
-            self._graph.close()
-        self._loaders.close()
-        self._catalog.close()
-        self._store.database.close()
-        self._data_lock.release()
+        self.ingestion.thread.close()
+        self.ingestion.ingester.close()
+        if self.graph is not None:
+            self.graph.close()
+        self.loaders.close()
+        self.catalog.close()
+        self.store.database.close()
+        self.data_lock.release()

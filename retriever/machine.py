@@ -14,7 +14,10 @@ from threadpoolctl import threadpool_limits
 from protocol.errors import RagtreeError
 
 _BACKGROUND_NICENESS = 10
-_EMBEDDING_NICENESS = 15
+
+EMBEDDING_NICENESS = 15
+"""Of threads that embed documents: below all other work in the background. Embedding takes every core that it gets. One
+thread often prepares its next texts, and embedding would wait for it."""
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 1024 * 1024
@@ -35,20 +38,8 @@ def warm_up_in_background(embed_something: Callable[[], object]) -> None:
     lower_priority()
 
 
-def lower_priority() -> None:
+def lower_priority(niceness: int = _BACKGROUND_NICENESS) -> None:
     """Let this thread use all cores at a low priority. Only Linux sets priorities for single threads."""
-    _share_cores(_BACKGROUND_NICENESS)
-
-
-def lower_priority_of_embedding() -> None:
-    """Let this thread, which embeds documents, use all cores at a priority below all other work in the background.
-
-    Embedding takes every core that it gets. One thread often prepares its next texts, and embedding would wait for it.
-    """
-    _share_cores(_EMBEDDING_NICENESS)
-
-
-def _share_cores(niceness: int) -> None:
     threadpool_limits(limits=os.cpu_count() or 1, user_api="openmp")
     with suppress(OSError):
         # Each thread has its own niceness on Linux. The OpenMP threads that it starts inherit it.

@@ -75,10 +75,7 @@ class Retriever:
         self._closed = False
 
     async def start(self) -> None:
-        """Open the store and the indexes, re-embed outdated documents, and start ingestion.
-
-        Raises StorageFull, what the embedder raises, and Conflict if another retriever uses the same data folder.
-        """
+        """Open all parts, and start ingestion. Raises as ``Lifecycle.open``."""
         await asyncio.get_running_loop().run_in_executor(self._store_pool, self._lifecycle.open)
         self._ready = True
 
@@ -161,6 +158,7 @@ class Retriever:
 
     async def put_collection(self, tenant: str, collection: str, search: SearchKind | None) -> None:
         """Create a collection, or change how it is searched. Raises InvalidRequest or StorageFull."""
+        self._check_ready()
         checked_name(collection, "collection")
         await self._write(self._store.documents.put_collection, tenant, collection, search)
 

@@ -13,7 +13,7 @@ import torch
 from openvino import opset13 as ops
 from sentence_transformers import SentenceTransformer
 
-from retriever.machine import lower_priority_of_embedding
+from retriever.machine import EMBEDDING_NICENESS, lower_priority
 
 _TRACED_TEXTS = [
     "Paris is the capital of France.",
@@ -62,7 +62,7 @@ class Int8Network:
             "ENABLE_CPU_PINNING": False,
         }
         core = ov.Core()
-        self.workers = ThreadPoolExecutor(streams, "retriever-embed", initializer=lower_priority_of_embedding)
+        self.workers = ThreadPoolExecutor(streams, "retriever-embed", lower_priority, (EMBEDDING_NICENESS,))
         self._requests = threading.local()
         try:
             # The threads that compute inherit the priority of the thread that compiles.

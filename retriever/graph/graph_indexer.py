@@ -45,14 +45,14 @@ class GroupReader:
 
     Chunk ids only grow. So each chunk is looked at once, and after a restart once more. An attempt at each chunk is
     recorded before it begins. A chunk that a process did not survive is read alone, with no other beside it, and cannot
-    be read after ``MOST_ATTEMPTS`` of them.
+    be read after ``MOST_ATTEMPTS`` of them. Who stores what was read of a chunk forgets its ``attempts``.
     """
 
     def __init__(self, database: Database, facts: Facts, extractor: Extractor) -> None:
         self._database = database
         self._facts = facts
         self._extractor = extractor
-        self._attempts = Attempts("chunk")
+        self.attempts = Attempts("chunk")
         self._thread = ThreadPoolExecutor(1, "retriever-extract")
         self._after = 0
         self._current: Group | None = None
@@ -64,10 +64,6 @@ class GroupReader:
             self._current = self._following()
         return self._current
 
-    def forget_attempts(self, transaction: Transaction, chunk_ids: Iterable[int]) -> None:
-        """Forget the attempts at chunks, in the transaction that stores what was read of them."""
-        self._attempts.forget(transaction, chunk_ids)
-
     def stored(self) -> None:
         """Go on after the current group."""
         self._current = None
@@ -78,7 +74,7 @@ class GroupReader:
         self._thread.shutdown(cancel_futures=True)
         # Without it, an attempt too many counts. The rest of the retriever still closes.
         with suppress(RagtreeError, sqlite3.Error), self._database.write() as transaction:
-            self._attempts.take_back(transaction)
+            self.attempts.take_back(transaction)
 
     def _following(self) -> Group | None:
         ahead, self._ahead = self._ahead, None
@@ -94,7 +90,7 @@ class GroupReader:
     def _read(self, after: int, *, ahead: bool = False) -> Group | None:
         with self._database.read() as transaction:
             chunks = self._facts.unread(transaction, after, _CHUNKS_AT_ONCE)
-            lost = self._attempts.lost(transaction)
+            lost = self.attempts.lost(transaction)
         if not chunks or (ahead and chunks[0].id in lost):
             return None
         suspect = chunks[0].id in lost
@@ -104,12 +100,12 @@ class GroupReader:
             return Group(chunks, [None], suspect)
         ids = [chunk.id for chunk in chunks]
         with self._database.write() as transaction:
-            self._attempts.begin(transaction, ids)
+            self.attempts.begin(transaction, ids)
         try:
             return Group(chunks, self._extractor.extract([chunk.source for chunk in chunks]), suspect)
         except ExtractorEnded:
             with self._database.write() as transaction:
-                self._attempts.lose(transaction, ids)
+                self.attempts.lose(transaction, ids)
             raise
 
 
@@ -151,7 +147,8 @@ class GraphIndexer:
         vectors = self._vectors([*_texts(group), *self._unknown(names)])
         stated: dict[int, list[_Stated]] = defaultdict(list)
         for chunk, found in zip(group.chunks, group.statements, strict=True):
-            stated[chunk.collection].append((chunk, None if found is None else _keyed(chunk, found, vectors)))
+            keyed = [_keyed(statement, vectors[_text(chunk, statement)]) for statement in found or ()]
+            stated[chunk.collection].append((chunk, None if found is None else keyed))
         for collection, of_collection in stated.items():
             self._put_all(collection, of_collection, names[collection], vectors)
             self.changed(collection)
@@ -196,7 +193,7 @@ class GraphIndexer:
         vectors: Mapping[str, Vector],
     ) -> None:
         live = self._store.chunks.live(transaction, collection, [chunk.id for chunk, _ in stated])
-        self._groups.forget_attempts(transaction, [chunk.id for chunk, _ in stated])
+        self._groups.attempts.forget(transaction, [chunk.id for chunk, _ in stated])
         kept = [(chunk, statements) for chunk, statements in stated if chunk.id in live]
         used = {key for _, statements in kept for statement in statements or () for key in statement.keys}
         new = {key: name for key, name in missing.items() if key in used}
@@ -225,11 +222,7 @@ def _text(chunk: UnreadChunk, statement: Statement) -> str:
     return chunk.source.text[statement.start : statement.end]
 
 
-def _keyed(chunk: UnreadChunk, statements: Iterable[Statement], vectors: Mapping[str, Vector]) -> list[KeyedStatement]:
-    return [_keyed_statement(statement, vectors[_text(chunk, statement)]) for statement in statements]
-
-
-def _keyed_statement(statement: Statement, embedding: Vector) -> KeyedStatement:
+def _keyed(statement: Statement, embedding: Vector) -> KeyedStatement:
     keys = dict.fromkeys(key for name in statement.names if (key := name_key(name)))
     relations = dict.fromkeys(
         Triplet(name_key(head), relation, name_key(tail)) for head, relation, tail in statement.triplets

@@ -71,9 +71,6 @@ class GraphSearcher:
         started = time.perf_counter()
         found: CandidateSet | None = None
         graph = self._graph(request)
-        if graph is None:
-            yield from self._searcher.stages(replace(request, mode=GraphMode.NAIVE))
-            return
         deeper = replace(request, candidates=max(request.candidates, _DEPTH), mode=GraphMode.NAIVE)
         vectors = self._searcher.vectors(deeper)
         for found in self._searcher.stages(deeper, vectors):
@@ -86,12 +83,9 @@ class GraphSearcher:
             elapsed_ms=1000 * (time.perf_counter() - started),
         )
 
-    def _graph(self, request: SearchRequest) -> KnowledgeGraph | None:
-        """The collection's graph; None if it has no documents, which the search without a graph reports."""
+    def _graph(self, request: SearchRequest) -> KnowledgeGraph:
         with self._store.database.read() as transaction:
-            collection = self._store.documents.collection(transaction, request.tenant, request.collection)
-            if collection is None or not self._store.chunks.has_any(transaction, collection):
-                return None
+            collection = self._searcher.searchable(transaction, request)
             graph = self._catalog.get(collection)
             if graph is None:
                 raise NoGraph(self._catalog.why_none(transaction, collection, request.collection), param="mode")

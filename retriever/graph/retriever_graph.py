@@ -1,6 +1,7 @@
 """The graph of one retriever: built, opened, kept up to date and closed with it."""
 
 import threading
+from dataclasses import dataclass
 
 from retriever.embedding.base import Embedder
 from retriever.graph.graph_catalog import GraphCatalog
@@ -16,46 +17,39 @@ from retriever.store.store import Store
 from retriever.work_thread import WorkThread
 
 
+@dataclass(frozen=True)
 class RetrieverGraph:
     """Opens and closes the graphs of all collections, and lets a thread read new documents into them.
 
     ``searcher`` searches them, and ``viewer`` shows what is in them.
     """
 
-    def __init__(
-        self,
-        catalog: GraphCatalog,
-        indexer: GraphIndexer,
-        thread: WorkThread,
-        searcher: GraphSearcher,
-        viewer: GraphViewer,
-    ) -> None:
-        self.searcher = searcher
-        self.viewer = viewer
-        self._catalog = catalog
-        self._indexer = indexer
-        self._thread = thread
+    catalog: GraphCatalog
+    indexer: GraphIndexer
+    thread: WorkThread
+    searcher: GraphSearcher
+    viewer: GraphViewer
 
     def open(self) -> None:
         """Load the graphs, and start to read what they do not have yet."""
-        self._catalog.open()
-        self._thread.start()
+        self.catalog.open()
+        self.thread.start()
 
     def changed(self, collection: int) -> None:
         """Signal that a collection's documents have come or gone. Thread-safe."""
-        self._indexer.changed(collection)
-        self._thread.wake()
+        self.indexer.changed(collection)
+        self.thread.wake()
 
     def wait(self) -> None:
         """Return when the graphs have all documents that are stored at this moment, or this is closed."""
-        self._thread.wait()
+        self.thread.wait()
 
     def close(self) -> None:
         """Stop, after the group of chunks that is being stored. The rest is read after the next start."""
-        self._thread.stop()
+        self.thread.stop()
         # The thread may wait for a group that takes minutes to read.
-        self._indexer.close()
-        self._thread.close()
+        self.indexer.close()
+        self.thread.close()
 
 
 def build_graph(

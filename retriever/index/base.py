@@ -66,4 +66,4 @@ class TrainedIndex(VectorIndex, Protocol):
         """Whether it has changed so much since it was built that it should be rebuilt."""
 
     def dump(self) -> bytes:
-        """Serialize the index. ``load`` of the implementation restores it."""
+        """Serialize the index. ``IndexBuilder.load`` restores it."""

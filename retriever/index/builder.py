@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
+import faiss
 import numpy as np
 import structlog
 
@@ -86,7 +87,8 @@ class IndexBuilder:
             if saved is None or saved.kind != kind:
                 return None
             implementation = HNSWIndex if kind == HNSWIndex.kind else IVFIndex
-            return implementation.load(saved.dump, saved.trained, self._settings)
+            index = faiss.deserialize_index(np.frombuffer(saved.dump, np.uint8))
+            return implementation(index, saved.trained, self._settings)
         except Exception as error:
             # Another Faiss version may have written it. Faiss raises bare exceptions.
             _log.warning("saved index not readable, rebuilding", collection=collection, error=str(error))

@@ -23,7 +23,8 @@ class HNSWIndex(FaissIndex):
 
     A search has at most two stages: one with a narrow beam, then one from the start with the full beam, because Faiss
     cannot widen a beam. The second stage equals a search in one stage. Removed vectors stay in the graph and are
-    skipped. If a filter leaves fewer vectors than the beam would visit, all are compared.
+    skipped; in one that is restored from ``dump``, they are present again. If a filter leaves fewer vectors than the
+    beam would visit, all are compared.
     """
 
     kind = "hnsw"
@@ -47,11 +48,6 @@ class HNSWIndex(FaissIndex):
         index: Any = faiss.IndexIDMap2(graph)
         index.add_with_ids(vectors, ids)
         return cls(index, Trained(len(ids)), settings, clock)
-
-    @classmethod
-    def load(cls, dump: bytes, trained: Trained, settings: IndexSettings) -> "HNSWIndex":
-        """Restore an index from ``dump``. Vectors that were removed before the dump are present again."""
-        return cls(faiss.deserialize_index(np.frombuffer(dump, np.uint8)), trained, settings)
 
     @property
     def size(self) -> int:

@@ -147,12 +147,6 @@ class IVFIndex(IVFBase):
         index.add_with_ids(vectors, ids)
         return cls(index, Trained(len(ids), index.invlists.imbalance_factor()), settings, clock)
 
-    @classmethod
-    def load(cls, dump: bytes, trained: Trained, settings: IndexSettings) -> "IVFIndex":
-        """Restore an index from ``dump``."""
-        index = faiss.deserialize_index(np.frombuffer(dump, np.uint8))
-        return cls(index, trained, settings)
-
     @property
     def needs_rebuild(self) -> bool:
         """Whether it has grown, shrunk or become uneven beyond the limits."""

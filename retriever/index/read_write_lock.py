@@ -37,18 +37,6 @@ class ReadWriteLock:
                 self._writing = False
                 self._changed.notify_all()
 
-    def _enter(self) -> None:
-        with self._mutex:
-            while self._writing or self._writers_waiting:
-                self._changed.wait()
-            self._readers += 1
-
-    def _leave(self) -> None:
-        with self._mutex:
-            self._readers -= 1
-            if self._writers_waiting and not self._readers:
-                self._changed.notify_all()
-
 
 class _Reading(AbstractContextManager[None]):
     """The context manager of all readers. One shared object is cheaper than a generator per search stage."""
@@ -57,7 +45,15 @@ class _Reading(AbstractContextManager[None]):
         self._lock = lock
 
     def __enter__(self) -> None:
-        self._lock._enter()
+        lock = self._lock
+        with lock._mutex:
+            while lock._writing or lock._writers_waiting:
+                lock._changed.wait()
+            lock._readers += 1
 
     def __exit__(self, *_: object) -> None:
-        self._lock._leave()
+        lock = self._lock
+        with lock._mutex:
+            lock._readers -= 1
+            if lock._writers_waiting and not lock._readers:
+                lock._changed.notify_all()

@@ -7,7 +7,7 @@ import structlog
 
 from protocol.errors import EmptyDocument, InvalidRequest
 from protocol.repeating import MOST_ATTEMPTS
-from retriever.ingestion.chunk_preparer import ChunkPreparer, DocumentParts
+from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.store.attempts import Attempts
 from retriever.store.incoming import PreparedChunk, SourceText, read_triplets
 from retriever.store.store import Store
@@ -86,7 +86,7 @@ class Reembedding:
         (source,) = self._sources([row])
         try:
             # Nothing else writes before the indexes are open. So one transaction may take as long as embedding does.
-            self._replace([row], [_each(self._preparer.parts(source))])
+            self._replace([row], [iter(self._preparer.parts(source).next, [])])
         except (EmptyDocument, InvalidRequest):
             self._warn(source)
             self._replace([row], [[[]]])
@@ -119,8 +119,3 @@ class Reembedding:
 
     def _warn(self, source: SourceText) -> None:
         _log.warning("document has no chunks under the new embedder", characters=len(source.text))
-
-
-def _each(parts: DocumentParts) -> Iterator[list[PreparedChunk]]:
-    while part := parts.next():
-        yield part

@@ -37,12 +37,11 @@ class UploadIntake:
         Raises the loader's errors, InvalidRequest, StorageFull, IdempotencyMismatch, and Overloaded for a full queue.
         """
         loaded = self._loaders.load(upload.content, upload.media_type, upload.filename or upload.document_id)
-        title = upload.title or loaded.title
         document = checked_document(
             upload.document_id,
             loaded.text,
             upload.filename,
-            title,
+            upload.title or loaded.title,
             upload.attributes,
             loaded.pages,
             () if upload.triplets is UNSET else upload.triplets,

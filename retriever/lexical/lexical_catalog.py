@@ -98,5 +98,4 @@ class LexicalCatalog:
             missing, stale = np.setdiff1d(live, held), np.setdiff1d(held, live)
             if len(missing) or len(stale):
                 index.change(chain.from_iterable(self._store.chunks.texts(transaction, missing)), stale.tolist())
-        if len(missing) or len(stale):
-            _log.info("lexical index corrected", collection=collection, added=len(missing), removed=len(stale))
+                _log.info("lexical index corrected", collection=collection, added=len(missing), removed=len(stale))

@@ -1,8 +1,8 @@
 """Loaders that run in worker processes with limited processor time and memory.
 
 A PDF of a few kilobytes can take pypdf minutes, nested HTML takes time quadratic in its size, and a spreadsheet can
-repeat a long text in every cell. In the retriever's
-process that would delay every search. Here the kernel ends the worker, and the document is refused.
+repeat a long text in every cell. In the retriever's process that would delay every search. Here the kernel ends the
+worker, and the document is refused.
 """
 
 from contextlib import suppress

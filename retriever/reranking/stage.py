@@ -117,33 +117,30 @@ class RerankStage:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 scores = _checked(await self._score(query, texts, wanted), len(texts))
-        except TimeoutError:
-            limit_s = self._settings.timeout_s
-            error = RerankFailed(f"no answer within {limit_s:g} s", failure=RerankFailure.TIMEOUT)
-            self._failed(error)
-            raise error from None
-        except RerankFailed as error:
-            self._failed(error)
-            raise
         except Exception as error:
-            # The shard that was asked is not there, or the reranker has a defect.
-            if not isinstance(error, RagtreeError):
-                _log.exception("reranker_defect")
-            failed = RerankFailed(str(error))
-            self._failed(failed)
-            raise failed from error
+            raise self._failed(error) from None
         self._circuit.succeeded()
         if not self._works:
             self._works = True
             _log.info("reranker_works_again")
         return scores
 
-    def _failed(self, error: RerankFailed) -> None:
+    def _failed(self, error: Exception) -> RerankFailed:
+        """Record that a call has failed. Return what its failure means."""
+        if isinstance(error, TimeoutError):
+            limit_s = self._settings.timeout_s
+            error = RerankFailed(f"no answer within {limit_s:g} s", failure=RerankFailure.TIMEOUT)
+        elif not isinstance(error, RerankFailed):
+            # The shard that was asked is not there, or the reranker has a defect.
+            if not isinstance(error, RagtreeError):
+                _log.exception("reranker_defect")
+            error = RerankFailed(str(error))
         if error.failure in _LASTING:
             self._circuit.failed()
         if self._works:
             self._works = False
             _log.warning("reranker_fails", failure=error.failure.value, reason=error.message)
+        return error
 
 
 def _best(found: CandidateSet, top_k: int) -> CandidateSet:

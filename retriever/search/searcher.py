@@ -80,7 +80,7 @@ class Searcher:
         if request.mode is not GraphMode.NAIVE:
             raise NoGraph("documents are stored without a graph: retriever.graph.kind is none", param="mode")
         with self._store.database.read() as transaction:
-            collection = self._searchable(transaction, request)
+            collection = self.searchable(transaction, request)
             kind = request.search or self._store.documents.search_kind(transaction, collection) or self._default
             unknown = self._unknown_keys(transaction, collection, request.filters)
         if unknown and request.check_keys:
@@ -126,7 +126,8 @@ class Searcher:
         """Return the vectors of a request's question, which are embedded when they are wanted."""
         return QuestionVectors(request, self._embedder, self._tracer)
 
-    def _searchable(self, transaction: Transaction, request: SearchRequest) -> int:
+    def searchable(self, transaction: Transaction, request: SearchRequest) -> int:
+        """Return the key of a request's collection. Raises UnknownCollection or NoDocuments."""
         collection = self._store.documents.collection(transaction, request.tenant, request.collection)
         if collection is None or not self._store.chunks.has_any(transaction, collection):
             raise NoDocuments(f"{request.collection!r} has no documents to search yet", param="collection")

@@ -215,12 +215,12 @@ class ShardedRetriever:
         tenant: str,
         collection: str,
         document_id: str,
-        call: Callable[[Shard], Callable[[str, str, str], Awaitable[T]]],
+        call_of: Callable[[Shard], Callable[[str, str, str], Awaitable[T]]],
     ) -> T:
         """Make a call of a document's shard. Raises UnknownDocument if only other shards know the collection."""
         try:
             shard = self._shards[self._shard_of(tenant, collection, document_id)]
-            return await call(shard)(tenant, collection, document_id)
+            return await call_of(shard)(tenant, collection, document_id)
         except UnknownCollection:
             if all(info.name != collection for info in await self.list_collections(tenant)):
                 raise

@@ -118,7 +118,8 @@ class StageMerger:
     def _check(self) -> None:
         if not self._open and not any(map(self.answered, self._best)):
             # A lost shard may have documents, so its error comes first. NoDocuments says more than UnknownCollection.
-            raise next(iter([*self._lost.values(), *sorted(self._empty_errors, key=_is_unknown_collection)]))
+            empty = sorted(self._empty_errors, key=lambda error: not isinstance(error, NoDocuments))
+            raise [*self._lost.values(), *empty][0]
         unknown = set.intersection(*(set(found.unknown_keys) for found in self._best.values()))
         if unknown:
             for shard, error in self._lost.items():
@@ -130,10 +131,6 @@ class StageMerger:
 def chunk_of(shard: int, chunk: Chunk) -> Chunk:
     """Return a shard's chunk with an id that is unique over all shards."""
     return replace(chunk, chunk_id=f"{shard}.{chunk.chunk_id}")
-
-
-def _is_unknown_collection(error: RagtreeError) -> bool:
-    return not isinstance(error, NoDocuments)
 
 
 def _ranking(scores: Mapping[int, Sequence[float | None]], count: int) -> dict[_Key, float]:

@@ -13,15 +13,15 @@ _MOST_VALUES = 1000
 _MOST_VALUES_IN_ALL = 10_000  # SQLite binds 32,766 in one statement
 _ORDERED = {"eq": "=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
-Bound = str | float | bool
-"""A value bound to a placeholder. No part of a filter is ever written into the SQL text."""
-
 
 class Condition(NamedTuple):
-    """A condition on a row ``d`` of the documents table, with the values to bind in order."""
+    """A condition on a row ``d`` of the documents table, with the values to bind to its placeholders, in order.
+
+    No part of a filter is ever written into the SQL text.
+    """
 
     sql: str
-    values: tuple[Bound, ...]
+    values: tuple[AttributeValue, ...]
 
 
 def condition_of(filters: Filter) -> Condition:
@@ -95,7 +95,7 @@ def _comparison(comparison: Comparison) -> Condition:
 
 
 def _attribute_is(key: str, values: tuple[AttributeValue, ...], *, negated: bool) -> Condition:
-    by_kind: dict[str, list[Bound]] = defaultdict(list)
+    by_kind: dict[str, list[AttributeValue]] = defaultdict(list)
     for value in values:
         by_kind[kind_of(value)].append(_bindable(value))
     # One IN per type, because SQLite limits the length of an OR chain.
@@ -105,7 +105,7 @@ def _attribute_is(key: str, values: tuple[AttributeValue, ...], *, negated: bool
     return Condition(f"NOT {found.sql}", found.values) if negated else found
 
 
-def _exists(key: str, sql: str, values: tuple[Bound, ...]) -> Condition:
+def _exists(key: str, sql: str, values: tuple[AttributeValue, ...]) -> Condition:
     has = f"SELECT 1 FROM attributes a WHERE a.document = d.id AND a.key = ? AND {sql}"  # noqa: S608  # nosec B608  # bound
     return Condition(f"EXISTS ({has})", (key, *values))
 
@@ -116,7 +116,7 @@ def _single(op: str, value: object) -> AttributeValue:
     raise InvalidRequest(f"{op} takes a single string, number or boolean", param="filters")
 
 
-def _bindable(value: AttributeValue) -> Bound:
+def _bindable(value: AttributeValue) -> AttributeValue:
     """Return a value that SQLite can bind: no lone surrogates, and no unbounded integers."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()

@@ -43,12 +43,13 @@ def placed(text: str, triplets: Iterable[Triplet]) -> list[Statement]:
         return []
     keys = {end: name_key(end) for triplet in wanted for end in (triplet.head, triplet.tail)}
     finder = NameFinder(keys.values())
-    sentences = [(*span, finder.found_in(text[slice(*span)])) for span in _sentences(text)]
+    spans = [(sentence.start_char, sentence.end_char) for sentence in _splitter()(text).sents]
+    sentences = [(start, end, finder.found_in(text[start:end])) for start, end in spans]
     stated: dict[tuple[int, int], list[Triplet]] = {}
     for triplet in wanted:
         ends = {keys[triplet.head], keys[triplet.tail]}
-        spans = ((start, end) for start, end, found in sentences if ends <= found)
-        stated.setdefault(next(spans, (0, len(text))), []).append(triplet)
+        stating = ((start, end) for start, end, found in sentences if ends <= found)
+        stated.setdefault(next(stating, (0, len(text))), []).append(triplet)
     return [statement_of(start, end, found) for (start, end), found in sorted(stated.items())]
 
 
@@ -57,10 +58,6 @@ def statement_of(start: int, end: int, triplets: Iterable[Triplet], names: Itera
     once = tuple(dict.fromkeys(triplets))
     ends = chain.from_iterable((triplet.head, triplet.tail) for triplet in once)
     return Statement(start, end, tuple(dict.fromkeys([*ends, *names])), once)
-
-
-def _sentences(text: str) -> list[tuple[int, int]]:
-    return [(sentence.start_char, sentence.end_char) for sentence in _splitter()(text).sents]
 
 
 @cache

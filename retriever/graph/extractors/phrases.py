@@ -101,20 +101,17 @@ class Phrases:
     def names_in(self, text: str) -> list[str]:
         """Return the names and noun phrases of a question, of its first 2,000 characters."""
         with self.reading():
-            return _names_in(self._nlp(_readable(text[:_MOST_CHARACTERS])))
+            doc = self._nlp(_readable(text[:_MOST_CHARACTERS]))
+            return names_of(doc[:], doc.noun_chunks)
 
     def names_in_each(self, texts: Iterable[str]) -> list[list[str]]:
         """Return the names and noun phrases of each title. Many short texts take less time at once than one by one."""
-        return [_names_in(doc) for doc in self._nlp.pipe(map(_readable, texts))]
+        return [names_of(doc[:], doc.noun_chunks) for doc in self._nlp.pipe(map(_readable, texts))]
 
 
 def _readable(text: str) -> str:
     """The text with spaces instead of words that are too long for any name."""
     return _LONG_WORD.sub(lambda word: " " * len(word.group()), text)
-
-
-def _names_in(doc: Doc) -> list[str]:
-    return names_of(doc[:], doc.noun_chunks)
 
 
 def names_of(span: Span, noun_phrases: Iterable[Span]) -> list[str]:

@@ -40,9 +40,8 @@ class TokenAttributes:
 
     def __init__(self, ruler: AttributeRuler) -> None:
         self._ruler = ruler
-        strings = ruler.vocab.strings
-        self._strings = strings
-        self._expletive = strings["expl"]
+        self._strings = ruler.vocab.strings
+        self._expletive = self._strings["expl"]
         self._known_words = _KnownWords(ruler.patterns)
         # By the number of a lower-case word: the same if a pattern knows it, else 0.
         self._words: dict[int, int] = {}

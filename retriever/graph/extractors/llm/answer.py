@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from protocol.graph import Triplet
@@ -83,8 +82,12 @@ def _triplet(item: object) -> Triplet | None:
 
 def tidied(triplets: Iterable[Triplet]) -> list[Triplet]:
     """Return the triplets with tidy names, each once. One of a thing with itself is left out, or without a name."""
-    tidy_ones = (Triplet(*map(tidy, triplet)) for triplet in triplets)
-    return list(islice(_once(filter(_is_fact, tidy_ones)), _MOST_TRIPLETS))
+    kept: dict[tuple[str, str, str], Triplet] = {}
+    for triplet in (Triplet(*map(tidy, given)) for given in triplets):
+        if _is_fact(triplet):
+            key = name_key(triplet.head), triplet.relation.casefold(), name_key(triplet.tail)
+            kept.setdefault(key, triplet)
+    return list(kept.values())[:_MOST_TRIPLETS]
 
 
 def _is_fact(triplet: Triplet) -> bool:
@@ -92,12 +95,3 @@ def _is_fact(triplet: Triplet) -> bool:
         return False
     head, tail = name_key(triplet.head), name_key(triplet.tail)
     return bool(head and tail and triplet.relation) and head != tail
-
-
-def _once(triplets: Iterable[Triplet]) -> Iterator[Triplet]:
-    seen: set[tuple[str, str, str]] = set()
-    for triplet in triplets:
-        key = name_key(triplet.head), triplet.relation.casefold(), name_key(triplet.tail)
-        if key not in seen:
-            seen.add(key)
-            yield triplet
