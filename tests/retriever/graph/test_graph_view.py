@@ -50,12 +50,12 @@ def state(store: GraphStore, name: str = "c", tenant: str = TENANT) -> GraphStat
 
 def unread(store: GraphStore) -> int:
     with store.database.read() as transaction:
-        return viewer_of(store).unread_chunks(transaction)
+        return viewer_of(store).missing_chunks(transaction)[0]
 
 
 def unreadable(store: GraphStore) -> int:
     with store.database.read() as transaction:
-        return viewer_of(store).unreadable_chunks(transaction)
+        return viewer_of(store).missing_chunks(transaction)[1]
 
 
 def add_facts(store: GraphStore, facts: list[tuple[str, str, str]], document: str = "a") -> None:
