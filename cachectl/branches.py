@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from cachectl.nodes.node import Node, PathDocument
 from cachectl.policies.base import Arrival, ReplacementPolicy
+from cachectl.policies.baselines import NoCache
 from cachectl.policies.lookahead import Lookahead
-from cachectl.policies.none import NoCache
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.pending_moves import MoveBatch
 from cachectl.tree.knowledge_tree import KnowledgeTree

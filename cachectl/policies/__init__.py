@@ -1,12 +1,9 @@
-"""The replacement policies, one formula a file, and their registry."""
+"""The replacement policies, one formula a class, and their registry."""
 
 from cachectl.policies.base import ReplacementPolicy
+from cachectl.policies.baselines import GreedyDualSizeFrequency, LeastRecentlyUsed, NoCache, PrefixAwareGreedyDual
 from cachectl.policies.foresight import Foresight
-from cachectl.policies.gdsf import GreedyDualSizeFrequency
 from cachectl.policies.lookahead import Lookahead
-from cachectl.policies.lru import LeastRecentlyUsed
-from cachectl.policies.none import NoCache
-from cachectl.policies.pgdsf import PrefixAwareGreedyDual
 from protocol.errors import UnknownPolicy
 
 _POLICIES: dict[str, type[ReplacementPolicy]] = {

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 
 from cachectl.costs.device_profile import DeviceProfile
+from cachectl.policies.baselines import PrefixAwareGreedyDual
 from cachectl.policies.lookahead import Lookahead
-from cachectl.policies.pgdsf import PrefixAwareGreedyDual
 from cachectl.settings import ControllerSettings
 from protocol.kv import KvMemory, ResidencyReport
 from ragtree_vllm.chunk_ranking import PolicyChunkRanking

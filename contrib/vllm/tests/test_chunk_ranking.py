@@ -2,9 +2,8 @@
 
 import pytest
 
-from cachectl.policies.gdsf import GreedyDualSizeFrequency
+from cachectl.policies.baselines import GreedyDualSizeFrequency, PrefixAwareGreedyDual
 from cachectl.policies.lookahead import Lookahead
-from cachectl.policies.pgdsf import PrefixAwareGreedyDual
 from ragtree_vllm.chunk_ranking import PolicyChunkRanking
 
 

@@ -15,8 +15,8 @@ from itertools import product
 from statistics import fmean
 from typing import NamedTuple
 
+from cachectl.policies.baselines import LeastRecentlyUsed
 from cachectl.policies.foresight import Foresight
-from cachectl.policies.lru import LeastRecentlyUsed
 from examine.measuring import Progress
 from generator.prompts.dependency_trees import Encode
 from protocol.errors import ConfigError
