@@ -26,7 +26,7 @@ of PCIe 4.0 x16. RAGCache publishes no rate of the disk; 2 GB/s is an assumption
 import math
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -84,7 +84,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def save(self, path: Path) -> None:
         """Write the profile atomically: a reader finds the old file or the new one. Raises OSError."""
-        content = msgspec.json.format(msgspec.json.encode(self, enc_hook=_grid_encoded))
+        content = msgspec.json.format(msgspec.json.encode(self))
         # The caches of a machine are for all of its users.
         write_atomically(path, content, b"\n", mode=0o644)
 
@@ -116,23 +116,6 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def _decoded(cls, content: bytes, file: str) -> Self:
         try:
-            return msgspec.json.decode(content, type=cls, dec_hook=_grid_decoded)
+            return msgspec.json.decode(content, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"the device profile {file} is broken: {error}") from error
-
-
-class _GridFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    cached_tokens: list[int]
-    new_tokens: list[int]
-    seconds: list[list[float]]
-
-
-def _grid_decoded(wanted: type, value: Any) -> PrefillGrid:  # noqa: ANN401 - JSON is anything
-    assert wanted is PrefillGrid
-    grid = msgspec.convert(value, _GridFile)
-    return PrefillGrid(grid.cached_tokens, grid.new_tokens, grid.seconds)
-
-
-def _grid_encoded(grid: Any) -> _GridFile:  # noqa: ANN401 - msgspec asks about any type that it does not know
-    assert isinstance(grid, PrefillGrid)
-    return _GridFile(list(grid.cached), list(grid.new), [list(row) for row in grid.points])

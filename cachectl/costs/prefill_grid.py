@@ -3,13 +3,17 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import msgspec
 
 from protocol.errors import ConfigError, InvalidRequest
 
 
-class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
-    """Prefill seconds over cached and new tokens: ``seconds[i][j]`` is T(cached[i], new[j]), kept as ``points``.
+class PrefillGrid(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """Prefill seconds over cached and new tokens: ``points[i][j]`` is T(cached[i], new[j]).
 
     Inside the grid, the time is bilinear between the four surrounding points, and exact at each. Outside:
 
@@ -28,21 +32,26 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
     If the points never fall with more tokens, no time inside or outside does. If noise would break this outside, the
     slope or the launch cost of fewer tokens is used instead.
 
-    Raises ConfigError unless both axes have two points or more, strictly increasing from 0 or above, and ``seconds``
-    has a positive finite number for each pair. Grids with equal points are equal.
+    Raises ConfigError unless both axes have two points or more, strictly increasing from 0 or above, and ``points``
+    have a positive finite number for each pair.
     """
 
-    def __init__(self, cached: Sequence[int], new: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:
+    cached: tuple[int, ...] = msgspec.field(name="cached_tokens")
+    new: tuple[int, ...] = msgspec.field(name="new_tokens")
+    points: tuple[tuple[float, ...], ...] = msgspec.field(name="seconds")
+
+    def __post_init__(self) -> None:
+        cached, new, points = self.cached, self.new, self.points
         check_axis("cached", cached)
         check_axis("new", new)
-        if len(seconds) != len(cached) or any(len(row) != len(new) for row in seconds):
+        if len(points) != len(cached) or any(len(row) != len(new) for row in points):
             raise ConfigError(f"a grid of {len(cached)} cached by {len(new)} new points needs a time for each pair")
-        if not all(math.isfinite(time) and time > 0 for row in seconds for time in row):
+        if not all(math.isfinite(time) and time > 0 for row in points for time in row):
             raise ConfigError("a prefill's seconds must be positive and finite")
-        self.cached = tuple(cached)
-        self.new = tuple(new)
-        self.points = tuple(tuple(float(time) for time in row) for row in seconds)
-        self._rows, self._columns, self._cells = _cells_of(self.cached, self.new, self.points)
+
+    @cached_property
+    def _cells(self) -> "_Cells":
+        return _cells_of(self.cached, self.new, self.points)
 
     def seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """Seconds to prefill ``new_tokens`` after ``cached_tokens``. Raises InvalidRequest for negative tokens."""
@@ -60,39 +69,42 @@ class PrefillGrid:  # noqa: PLW1641  # nobody needs its hash
     def _in_steps(self, cached_tokens: int, steps: int) -> float:
         """Seconds of ``steps`` prefills of the most measured new tokens, each after those before."""
         longest = self.new[-1]
+        rows, _, cells = self._cells
         total = 0.0
         while steps:
-            row = bisect_right(self._rows, cached_tokens) - 1
+            row = bisect_right(rows, cached_tokens) - 1
             count = steps
-            if row + 1 < len(self._rows):
-                count = min(count, -(-(self._rows[row + 1] - cached_tokens) // longest))
+            if row + 1 < len(rows):
+                count = min(count, -(-(rows[row + 1] - cached_tokens) // longest))
             # Within a row, each takes as much longer than the one before.
-            rise = self._cells[row][-1][1] * longest
+            rise = cells[row][-1][1] * longest
             total += count * self._interpolated(cached_tokens, longest) + rise * count * (count - 1) / 2
             cached_tokens += count * longest
             steps -= count
         return total
 
     def _interpolated(self, cached_tokens: int, new_tokens: int) -> float:
-        row = bisect_right(self._rows, cached_tokens) - 1
-        column = bisect_right(self._columns, new_tokens) - 1
-        time, per_cached, per_new, per_pair = self._cells[row][column]
-        cached_tokens -= self._rows[row]
-        new_tokens -= self._columns[column]
+        rows, columns, cells = self._cells
+        row = bisect_right(rows, cached_tokens) - 1
+        column = bisect_right(columns, new_tokens) - 1
+        time, per_cached, per_new, per_pair = cells[row][column]
+        cached_tokens -= rows[row]
+        new_tokens -= columns[column]
         return time + per_cached * cached_tokens + (per_new + per_pair * cached_tokens) * new_tokens
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PrefillGrid):
-            return NotImplemented
-        return (self.cached, self.new, self.points) == (other.cached, other.new, other.points)
+
+class _Cells(NamedTuple):
+    """Where cells begin, in cached and in new tokens, and each cell's time at that point, slopes and mixed slope."""
+
+    rows: list[int]
+    columns: list[int]
+    cells: list[list[tuple[float, float, float, float]]]
 
 
-def _cells_of(
-    cached: Sequence[int], new: Sequence[int], points: Sequence[Sequence[float]]
-) -> tuple[list[int], list[int], list[list[tuple[float, float, float, float]]]]:
-    """Where cells begin, in cached and in new tokens, and each cell's time at that point, slopes and mixed slope.
+def _cells_of(cached: Sequence[int], new: Sequence[int], points: Sequence[Sequence[float]]) -> _Cells:
+    """The cells of a grid.
 
-    Cells cover all numbers of cached tokens, and of new tokens up to the last point: the last cell of each row begins
+    They cover all numbers of cached tokens, and of new tokens up to the last point: the last cell of each row begins
     there.
     """
     rows, columns, table = list(cached), list(new), [list(row) for row in points]
@@ -127,7 +139,7 @@ def _cells_of(
         ]
         for (lower, upper), height in zip(pairwise(table), heights, strict=True)
     ]
-    return rows, columns, cells
+    return _Cells(rows, columns, cells)
 
 
 def check_axis(name: str, points: Sequence[int]) -> None:

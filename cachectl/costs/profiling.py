@@ -1,16 +1,15 @@
 """Measures what prefills cost on an engine, once, and keeps it on disk."""
 
-import asyncio
-import fcntl
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Protocol
 
+import anyio
 import structlog
+from filelock import AsyncFileLock
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.prefill_grid import PrefillGrid, check_axis
@@ -94,8 +93,8 @@ def _isotonic(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], f
 
 def _completed(times: Mapping[tuple[int, int], float]) -> PrefillGrid:
     """The grid over times. Those of the longest prompts may be missing."""
-    cached = sorted({pair[0] for pair in times})
-    new = sorted({pair[1] for pair in times})
+    cached = tuple(sorted({pair[0] for pair in times}))
+    new = tuple(sorted({pair[1] for pair in times}))
     table: list[list[float]] = []
     for i, row in enumerate(cached):
         table.append([])
@@ -106,7 +105,7 @@ def _completed(times: Mapping[tuple[int, int], float]) -> PrefillGrid:
                 beside, below, before = table[i][j - 1], table[i - 1][j], table[i - 1][j - 1]
                 time = max(beside, below + (beside - before))
             table[i].append(time)
-    return PrefillGrid(cached, new, table)
+    return PrefillGrid(cached, new, tuple(map(tuple, table)))
 
 
 # A shorter prompt costs as much as the pass itself.
@@ -161,8 +160,9 @@ async def load_or_measure(
     to profile, and what the engine raises.
     """
     steps = f"{info.step.tokens} {info.step.prompt_tokens}" if info.step is not None else ""
-    path = folder / f"{memory.fingerprint}{_suffix(f'{memory.device} {steps}')}.json"
-    async with one_at_a_time(folder):
+    words = re.findall(r"[a-z0-9]+", f"{memory.device} {steps}".lower())
+    path = folder / f"{'-'.join([memory.fingerprint, *words])}.json"
+    async with _one_at_a_time(folder):
         grid = _stored_grid(path)
         measured = grid is None or not await _holds(grid, engine)
         if grid is None or measured:
@@ -194,11 +194,6 @@ async def _holds(grid: PrefillGrid, engine: PrefillProbe) -> bool:
     return False
 
 
-def _suffix(text: str) -> str:
-    """A device and its steps as part of a file name."""
-    return "".join(f"-{word}" for word in re.findall(r"[a-z0-9]+", text.lower()))
-
-
 def _stored_grid(path: Path) -> PrefillGrid | None:
     if not path.exists():
         return None
@@ -218,26 +213,14 @@ def _store(device: DeviceProfile, path: Path) -> None:
 
 
 @asynccontextmanager
-async def one_at_a_time(folder: Path) -> AsyncIterator[None]:
-    """Hold a lock on a folder that the processes share, which ends with the process. Without a folder, hold none.
+async def _one_at_a_time(folder: Path) -> AsyncIterator[None]:
+    """Hold a lock on a folder that the processes share, which ends with the process.
 
     Two that measure the same engine at once disturb each other.
     """
-    descriptor = _opened(folder)
-    if descriptor is None:
-        # Nothing can be kept there, so others have to measure in any case.
+    async with AsyncExitStack() as held:
+        # Where nothing can be kept, others have to measure in any case.
+        with suppress(OSError):
+            await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+            await held.enter_async_context(AsyncFileLock(folder / "lock", mode=0o600))
         yield
-        return
-    try:
-        await asyncio.to_thread(fcntl.flock, descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _opened(folder: Path) -> int | None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        return None

@@ -18,7 +18,7 @@ from ragtree_lab.workloads.workload import TraceDocument, TraceRequest, Workload
 
 # A computed token takes 10 ms, a cached one nothing. Loading one from host memory takes 1 ms.
 DEVICE = DeviceProfile(
-    "toy", "made up", 1000.0, 1000.0, 1, PrefillGrid([0, 1000], [1, 1001], [[0.01, 10.01], [0.01, 10.01]])
+    "toy", "made up", 1000.0, 1000.0, 1, PrefillGrid((0, 1000), (1, 1001), ((0.01, 10.01), (0.01, 10.01)))
 )
 SETTINGS = ControllerSettings(max_running=1, max_queued=1, swap=Swap.WRITE_THROUGH, policy="LRU")
 LATENCY_S = 0.002

@@ -24,7 +24,7 @@ from ragtree_lab.simulation.simulator import SimulatedService, Simulator, ordere
 from ragtree_lab.workloads.workload import TraceDocument, TraceRequest, Workload
 
 # One second per token at every position: flat costs.
-DEVICE = DeviceProfile("toy", "made up", 1.0, 1.0, 1, PrefillGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [1.0, 1001.0]]))
+DEVICE = DeviceProfile("toy", "made up", 1.0, 1.0, 1, PrefillGrid((0, 1000), (1, 1001), ((1.0, 1001.0), (1.0, 1001.0))))
 TEXTBOOK = "70120304230321201701"
 """The reference string of operating systems textbooks."""
 ANOMALY = "123412512345"

@@ -32,7 +32,7 @@ DEVICE = DeviceProfile(
     host_bytes_per_s=2.0,
     disk_bytes_per_s=4.0,
     kv_bytes_per_token=1,
-    grid=PrefillGrid([0, 1000], [1, 1001], [[1.0, 1001.0], [101.0, 1101.0]]),
+    grid=PrefillGrid((0, 1000), (1, 1001), ((1.0, 1001.0), (101.0, 1101.0))),
 )
 ROOM = Capacities(1000)
 TOKENS = 10

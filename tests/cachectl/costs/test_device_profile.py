@@ -46,8 +46,8 @@ def _rising_grids(draw) -> PrefillGrid:
     rows = []
     for _ in cached:
         sums = [before + rise for before, rise in zip(sums, accumulate(draw(steps)), strict=True)]
-        rows.append(sums)
-    return PrefillGrid(cached, new, rows)
+        rows.append(tuple(sums))
+    return PrefillGrid(tuple(cached), tuple(new), tuple(rows))
 
 
 def _profile_of(grid: PrefillGrid = GRID, **changes: object) -> DeviceProfile:
@@ -190,8 +190,7 @@ def test_a_grid_of_bad_points_is_refused(cached, new, seconds, why):
 
 
 def test_equal_grids_have_equal_points_and_survive_pickling():
-    same = PrefillGrid(list(GRID.cached), list(GRID.new), [list(row) for row in GRID.points])
-    assert same == GRID
+    assert PrefillGrid(GRID.cached, GRID.new, GRID.points) == GRID
     assert pickle.loads(pickle.dumps(GRID)) == GRID
     assert PrefillGrid((0, 1000), (100, 300), ((2.0, 4.0), (3.0, 9.5))) != GRID
     assert GRID != "a grid"
