@@ -17,7 +17,7 @@ import msgspec
 from cachectl.nodes.keys import keys_below
 from cachectl.nodes.node import Copy, Node, NodeCache, PathDocument
 from cachectl.tiers.peer_links import PeerLinks
-from cachectl.tree.grant import ComputedFirst, Grant
+from cachectl.tree.grant import Grant
 from cachectl.tree.load_or_recompute import Composing
 from protocol.kv import PeerCopy
 from protocol.plans import Donor, PlannedNode
@@ -74,7 +74,7 @@ def compose(
     loaded = len(path.hits)
     kept = [index for index, document in exact.items() if index >= loaded and document.kept is not None]
     if kept:
-        grant.first = [ComputedFirst(index, document) for index, document in exact.items() if index <= kept[-1]]
+        grant.first = {index: document for index, document in exact.items() if index <= kept[-1]}
     prefix_tokens, donated = 0, False
     for index, (document, key) in enumerate(zip(path.documents, path.keys, strict=True)):
         granted = PlannedNode(key.hex(), document.tokens, None, None)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from cachectl.nodes.node import Copy, Node
 from cachectl.tiers.pending_moves import MoveBatch
 from protocol.plans import Fallback, PlannedNode
 
 
-class ComputedFirst(NamedTuple):
-    """A document of the prefill before a composed one; ``place`` is its index in the composed prompt."""
-
-    place: int
-    document: PlannedNode
-
-
 class Grant(MoveBatch):
     """Locks on a plan's path, and room reserved for what the plan loads or computes.
 
-    If it composes and some documents have no donors, these are prefilled exactly, after what is loaded: ``first``.
+    If it composes and some documents have no donors, these are prefilled exactly, after what is loaded: ``first``, by
+    their places in the composed prompt.
     ``moves`` come with the plan and are begun before its own loads; once the grant is ``prefilled``, they have been.
     ``writes`` also has the plan's own copies in shared tiers. ``ends`` are the speculations that give way to the plan.
     ``dropped_branches`` are the keys of kept branches of dependency trees that leave for the plan's own. ``overtaken``
@@ -33,7 +25,7 @@ class Grant(MoveBatch):
         self.query_id = query_id
         self.tick = tick
         self.documents: list[PlannedNode] = []
-        self.first: list[ComputedFirst] = []
+        self.first: dict[int, PlannedNode] = {}
         self.ends: list[str] = []
         self.dropped_branches: tuple[bytes, ...] = ()
         self.overtaken = 0
@@ -49,7 +41,7 @@ class Grant(MoveBatch):
     @property
     def read_places(self) -> set[str]:
         """The places of peers that the plan reads from."""
-        documents = [*self.documents, *(first.document for first in self.first)]
+        documents = [*self.documents, *self.first.values()]
         peers = [document.peer for document in documents]
         peers += [document.donor.peer for document in documents if document.donor is not None]
         return {peer.location for peer in peers if peer is not None}

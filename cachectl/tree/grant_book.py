@@ -175,7 +175,7 @@ class GrantBook:
         # Nobody but others wants what a KV generator computes.
         if self._write_through or grant.instance in self._tiers.kv_generators:
             gpu = self._tiers.gpu(grant.instance)
-            granted = [*grant.documents, *(first.document for first in grant.first)]
+            granted = [*grant.documents, *grant.first.values()]
             # Documents that were read elsewhere are served there.
             computed = {each.key for each in granted if each.source is None and each.peer is None}
             new = [copy.node for copy in reserved if copy.cache is gpu and copy.node.key.hex() in computed]

@@ -26,74 +26,12 @@ class TreeCosts(NamedTuple):
     move_s: float = 0.0
 
 
-class LoadCost:
-    """Seconds to load copies: ``load_seconds`` from an instance's own location, ``links`` has those from others."""
-
-    def __init__(self, load_seconds: Callable[[int, Tier], float] | None, links: PeerLinks) -> None:
-        self._load_seconds = load_seconds
-        self._links = links
-
-    @property
-    def free(self) -> bool:
-        """Whether loading takes no time."""
-        return self._load_seconds is None
-
-    def seconds(self, copy: Copy, gpu: TierCache) -> float:
-        """Seconds to load a copy for the instance with this GPU. Loads move whole pages."""
-        if self._load_seconds is None:
-            return 0.0
-        cache, tokens = copy.cache, copy.node.room
-        seconds = self._load_seconds(tokens, cache.tier)
-        if gpu.reaches(cache):
-            return seconds
-        slower_s = seconds - self._load_seconds(tokens, Tier.HOST)
-        return self._links.seconds(gpu.owner, cache.location, tokens, cache.tier, slower_s)
-
-
 class Loading(NamedTuple):
     """What a plan loads of the copies that it finds: the first ``documents``, of ``tokens``, in ``seconds``."""
 
     documents: int
     tokens: int
     seconds: float
-
-
-class LoadOrRecompute:
-    """Chooses the prefix to load that has the first token soonest.
-
-    ``cost(cached, new)`` gives the seconds of a prefill, and ``loads`` those of a load.
-    """
-
-    def __init__(self, cost: Callable[[int, int], float], loads: LoadCost) -> None:
-        self._cost = cost
-        self._loads = loads
-
-    def choose(self, found: Sequence[Copy], prompt_tokens: int, gpu: TierCache) -> Loading:
-        """How much of ``found`` to load into a GPU for a prompt of ``prompt_tokens`` tokens, its question included.
-
-        Copies in the GPU cost nothing. Of equally fast prefixes the longest wins.
-        """
-        tokens = 0
-        if self._loads.free or not found or found[-1].cache.tier is Tier.GPU:
-            for copy in found:
-                tokens += copy.node.tokens
-            return Loading(len(found), tokens, 0.0)
-        seconds = 0.0
-        best: Loading | None = None
-        best_s = 0.0
-        for index, copy in enumerate(found):
-            if copy.cache.tier is not Tier.GPU:
-                if best is None:
-                    # Faster tiers come first on a path, so the GPU has nothing after this document.
-                    best, best_s = Loading(index, tokens, 0.0), self._cost(tokens, prompt_tokens - tokens)
-                seconds += self._loads.seconds(copy, gpu)
-            tokens += copy.node.tokens
-            if best is not None:
-                total_s = seconds + self._cost(tokens, prompt_tokens - tokens)
-                if total_s <= best_s:
-                    best, best_s = Loading(index + 1, tokens, seconds), total_s
-        assert best is not None
-        return best
 
 
 class Composing(NamedTuple):
@@ -117,19 +55,57 @@ class Composing(NamedTuple):
         return self.donors[index - loaded] if index >= loaded else None
 
 
-class ComposeOrCompute:
-    """Chooses the documents to compose so that the first token comes soonest.
+class LoadOrRecompute:
+    """Chooses what a prompt loads and what it composes so that the first token comes soonest, by the ``costs``.
 
-    ``cost(cached, new)`` gives the seconds of a prefill, and ``loads`` those of a load. Moving a token's KV to another
-    position takes ``move_s``.
+    Loads from other locations take what the ``links`` say.
     """
 
-    def __init__(self, cost: Callable[[int, int], float], loads: LoadCost, move_s: float) -> None:
-        self._cost = cost
-        self._loads = loads
-        self._move_s = move_s
+    def __init__(self, costs: TreeCosts, links: PeerLinks) -> None:
+        self._cost = costs.prefill
+        self._load = costs.load
+        self._move_s = costs.move_s
+        self._links = links
 
-    def choose(
+    def load_seconds(self, copy: Copy, gpu: TierCache) -> float:
+        """Seconds to load a copy for the instance with this GPU. Loads move whole pages."""
+        if self._load is None:
+            return 0.0
+        cache, tokens = copy.cache, copy.node.room
+        seconds = self._load(tokens, cache.tier)
+        if gpu.reaches(cache):
+            return seconds
+        slower_s = seconds - self._load(tokens, Tier.HOST)
+        return self._links.seconds(gpu.owner, cache.location, tokens, cache.tier, slower_s)
+
+    def loading(self, found: Sequence[Copy], prompt_tokens: int, gpu: TierCache) -> Loading:
+        """How much of ``found`` to load into a GPU for a prompt of ``prompt_tokens`` tokens, its question included.
+
+        Copies in the GPU cost nothing. Of equally fast prefixes the longest wins.
+        """
+        tokens = 0
+        if self._load is None or not found or found[-1].cache.tier is Tier.GPU:
+            for copy in found:
+                tokens += copy.node.tokens
+            return Loading(len(found), tokens, 0.0)
+        seconds = 0.0
+        best: Loading | None = None
+        best_s = 0.0
+        for index, copy in enumerate(found):
+            if copy.cache.tier is not Tier.GPU:
+                if best is None:
+                    # Faster tiers come first on a path, so the GPU has nothing after this document.
+                    best, best_s = Loading(index, tokens, 0.0), self._cost(tokens, prompt_tokens - tokens)
+                seconds += self.load_seconds(copy, gpu)
+            tokens += copy.node.tokens
+            if best is not None:
+                total_s = seconds + self._cost(tokens, prompt_tokens - tokens)
+                if total_s <= best_s:
+                    best, best_s = Loading(index + 1, tokens, seconds), total_s
+        assert best is not None
+        return best
+
+    def composing(
         self,
         donors: Sequence[Copy | None],
         documents: Sequence[PathDocument],
@@ -165,7 +141,7 @@ class ComposeOrCompute:
         return Composing(tuple(chosen), reused, seconds)
 
     def _donate_seconds(self, donor: Copy, gpu: TierCache) -> float:
-        return self._loads.seconds(donor, gpu) + donor.node.tokens * self._move_s
+        return self.load_seconds(donor, gpu) + donor.node.tokens * self._move_s
 
     def _select_seconds(self, prompt_tokens: int, question_tokens: int) -> float:
         """Selecting runs the end of the question over the documents."""

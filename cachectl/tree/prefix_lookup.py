@@ -9,16 +9,12 @@ from typing import NamedTuple
 from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tiers.tier_manager import TierManager
-from cachectl.tree.load_or_recompute import ComposeOrCompute, Composing, LoadCost, Loading, LoadOrRecompute, TreeCosts
+from cachectl.tree.load_or_recompute import Composing, Loading, LoadOrRecompute, TreeCosts
 from cachectl.tree.node_registry import NodeRegistry
 from protocol.plans import Fallback
-from protocol.tiers import Tier
 
 _DONORS = 16
 """How many of a document's nodes are looked at for the best donor: a popular document has thousands."""
-
-_ORDER = {tier: number for number, tier in enumerate(Tier)}
-"""The tiers, fastest first."""
 
 
 class CachedPrefix(NamedTuple):
@@ -46,19 +42,12 @@ class CachedPrefix(NamedTuple):
 class PrefixLookup:
     """Finds cached prefixes, and knows what prefills cost."""
 
-    def __init__(
-        self,
-        registry: NodeRegistry,
-        tiers: TierManager,
-        costs: TreeCosts,
-    ) -> None:
+    def __init__(self, registry: NodeRegistry, tiers: TierManager, costs: TreeCosts) -> None:
         self._registry = registry
         self._roots = registry.roots
         self._tiers = tiers
         self._cost = costs.prefill
-        self._loads = LoadCost(costs.load, tiers.links)
-        self._load_or_recompute = LoadOrRecompute(self._cost, self._loads)
-        self._compose_or_compute = ComposeOrCompute(self._cost, self._loads, costs.move_s)
+        self._choice = LoadOrRecompute(costs, tiers.links)
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
         """The longest prefix within an instance's own reach: each document's fastest copy. O(depth), reads only."""
@@ -113,7 +102,7 @@ class PrefixLookup:
                 copy = self._tiers.at_peers(node, gpu)
                 if copy is None:
                     break
-                left_s -= self._loads.seconds(copy, gpu)
+                left_s -= self._choice.load_seconds(copy, gpu)
                 if left_s < 0:
                     break
             found.append(copy)
@@ -122,12 +111,12 @@ class PrefixLookup:
     def _in_time(self, donors: list[Copy | None], loaded: Sequence[Copy], gpu: TierCache) -> list[Copy | None]:
         """The donors without those at peers that could not be read in time, after the copies that are ``loaded``."""
         left_s = self._tiers.links.longest_s(gpu.owner)
-        left_s -= sum([self._loads.seconds(copy, gpu) for copy in loaded if not gpu.reaches(copy.cache)])
+        left_s -= sum([self._choice.load_seconds(copy, gpu) for copy in loaded if not gpu.reaches(copy.cache)])
         kept: list[Copy | None] = []
         for donor in donors:
             copy = donor
             if copy is not None and not gpu.reaches(copy.cache):
-                seconds = self._loads.seconds(copy, gpu)
+                seconds = self._choice.load_seconds(copy, gpu)
                 if seconds > left_s:
                     copy = None
                 else:
@@ -159,11 +148,7 @@ class PrefixLookup:
         ]
         return min(
             copies,
-            key=lambda copy: (
-                not gpu.reaches(copy.cache),
-                _ORDER[copy.cache.tier],
-                copy.node.parent is above,
-            ),
+            key=lambda copy: (not gpu.reaches(copy.cache), copy.cache.rank, copy.node.parent is above),
             default=None,
         )
 
@@ -183,7 +168,7 @@ class PrefixLookup:
         gpu = self._tiers.gpu(instance)
         copies = self.loadable(namespace, documents, instance)
         tokens = question_tokens + sum([document.tokens for document in documents])
-        loading = self._load_or_recompute.choose(copies, tokens, gpu)
+        loading = self._choice.loading(copies, tokens, gpu)
         computed, moving_s = tokens - loading.tokens, loading.seconds
         composing, fallback = None, None
         if share is not None and front <= loading.documents < len(documents):
@@ -191,7 +176,7 @@ class PrefixLookup:
             if self._tiers.links.exist:
                 donors = self._in_time(donors, copies[: loading.documents], gpu)
             behind = documents[loading.documents :]
-            composing = self._compose_or_compute.choose(donors, behind, loading, question_tokens, share, gpu)
+            composing = self._choice.composing(donors, behind, loading, question_tokens, share, gpu)
             if composing is None:
                 fallback = Fallback.SLOWER if any(donors) else Fallback.NO_DONOR
         if composing is not None:

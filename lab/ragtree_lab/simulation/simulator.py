@@ -217,7 +217,7 @@ class Simulator:
         """Count the plan's hits, and schedule its prefill for when the engine is free."""
         running = self._running[grant.query_id]
         # What a prefill in front computes is no hit, although the prompt itself finds it cached or donated.
-        origins = {document.key: document for _, document in grant.first}
+        origins = {document.key: document for document in grant.first.values()}
         first = {key: document.tokens for key, document in origins.items() if document.source is None}
         cached = sum(first.values())
         load_s = 0.0
@@ -250,7 +250,7 @@ class Simulator:
             self._link_free_s[grant.instance] = begin + load_s
         end = begin + load_s + self._device.prefill_seconds(max(0, running.total_tokens - computed), computed)
         if first:
-            front = sum(document.tokens for _, document in grant.first if document.source is not None)
+            front = sum(document.tokens for document in grant.first.values() if document.source is not None)
             end += self._device.prefill_seconds(front, sum(first.values()))
         self._engine_free_s[grant.instance] = end
         self._at(end, PREFILLED, grant.query_id)

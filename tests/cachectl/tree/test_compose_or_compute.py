@@ -9,7 +9,7 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tree.load_or_recompute import ComposeOrCompute, LoadCost, Loading
+from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute, TreeCosts
 from protocol.generation import ASKED_TOKENS
 from protocol.tiers import Tier
 
@@ -33,10 +33,10 @@ def donors(tokens: list[int | None], tier: Tier = Tier.HOST) -> list[Copy | None
 
 
 def choose(tokens: list[int], given: list[int | None] | None = None, share=0.2, load_s=0.0, move_s=0.0):
-    loads = LoadCost(lambda tokens, _: tokens * load_s, PeerLinks())
-    rule = ComposeOrCompute(a_second_a_token, loads, move_s)
+    costs = TreeCosts(a_second_a_token, lambda tokens, _: tokens * load_s, move_s=move_s)
+    rule = LoadOrRecompute(costs, PeerLinks())
     documents = [PathDocument(str(number), count) for number, count in enumerate(tokens)]
-    return rule.choose(
+    return rule.composing(
         donors(tokens if given is None else given), documents, NOTHING, QUESTION, share, CACHES[Tier.GPU]
     )
 
@@ -50,8 +50,8 @@ def test_a_share_of_what_is_donated_is_computed_again():
 
 
 def test_selecting_costs_no_more_behind_a_long_conversation():
-    rule = ComposeOrCompute(a_second_a_token, LoadCost(None, PeerLinks()), 0.0)
-    composing = rule.choose(donors([100]), [PathDocument("a", 100)], NOTHING, 5000, 0.2, CACHES[Tier.GPU])
+    rule = LoadOrRecompute(TreeCosts(a_second_a_token), PeerLinks())
+    composing = rule.composing(donors([100]), [PathDocument("a", 100)], NOTHING, 5000, 0.2, CACHES[Tier.GPU])
     assert composing is not None
     assert composing.seconds == ASKED_TOKENS
 

@@ -9,7 +9,7 @@ from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
-from cachectl.tree.load_or_recompute import LoadCost, Loading, LoadOrRecompute
+from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute, TreeCosts
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
@@ -41,7 +41,7 @@ def slow(host: float, disk: float):
 
 
 def choose(found: list[Copy], prompt_tokens: int, load_seconds, cost=a_second_a_token, links=NO_LINKS) -> Loading:
-    return LoadOrRecompute(cost, LoadCost(load_seconds, links)).choose(found, prompt_tokens, CACHES[GPU])
+    return LoadOrRecompute(TreeCosts(cost, load_seconds), links).loading(found, prompt_tokens, CACHES[GPU])
 
 
 @pytest.mark.parametrize(
