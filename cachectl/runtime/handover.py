@@ -1,7 +1,7 @@
 """Starts the next prefill shortly before the running one ends, so that the engine has no step without a prefill."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant
@@ -15,10 +15,12 @@ class Handover:
     expects the prefill to end. A prefill that starts too early costs little, because it only takes what is left of the
     steps. One that starts too late costs no more than without a handover.
 
-    ``start`` is called with each grant whose turn a handover makes. Belongs to one event loop.
+    ``start`` is called with the grants whose turn a handover makes. Belongs to one event loop.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], start: Callable[[Grant], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, clock: Callable[[], float], start: Callable[[Sequence[Grant]], None]
+    ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._start = start
@@ -59,6 +61,5 @@ class Handover:
         granted = self._scheduler.hand_over(query_id, self._clock())
         if granted:
             self._behind[query_id] = [grant.query_id for grant in granted]
-        for grant in granted:
-            self._start(grant)
+        self._start(granted)
         self.schedule()

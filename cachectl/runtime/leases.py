@@ -73,8 +73,7 @@ class Leases:
         granted = self._scheduler.prefilled(query_id, self._clock(), lost)
         self._prefilling.pop(query_id, None)
         self._handover.prefill_ended(query_id)
-        for grant in granted:
-            self._grant(grant)
+        self._grant(granted)
 
     def complete(
         self,
@@ -88,14 +87,11 @@ class Leases:
         ``kept``, ``lost`` and ``unwritten`` are those of ``Scheduler.complete``.
         """
         granted = self._scheduler.complete(query_id, self._clock(), kept, lost, unwritten)
-        self._deadlines.pop(query_id, None)
-        self._prefilling.pop(query_id, None)
         turn = self._turns.pop(query_id, None)
         if turn is not None:
             turn.cancel()
         self._completed(query_id)
-        for grant in granted:
-            self._grant(grant)
+        self._grant(granted)
 
     def expire(self) -> None:
         """End leases that have run out: their holders are gone, or would have completed them.
@@ -110,8 +106,7 @@ class Leases:
         for query_id in [query_id for query_id, deadline in self._prefilling.items() if deadline <= now]:
             del self._prefilling[query_id]
             self._handover.prefill_ended(query_id)
-            for grant in self._scheduler.stalled(query_id, now):
-                self._grant(grant)
+            self._grant(self._scheduler.stalled(query_id, now))
 
     def completion_of(self, queries: Iterable[str]) -> asyncio.Future[None]:
         """A future that is done when all these queries have ended. Each of them holds a lease or waits for one."""
@@ -136,16 +131,13 @@ class Leases:
         waiting = [request for request in requests if request.query_id in self._turns]
         for request in requests:
             if request.query_id not in self._turns:
-                self._deadlines.pop(request.query_id, None)
-                self._prefilling.pop(request.query_id, None)
                 self._completed(request.query_id)
         return len(requests) - len(waiting), waiting
 
     def reinstate(self, instance: str) -> None:
         """Let a retired instance take requests again, first those that wait for it. Raises UnknownInstance."""
         self._scheduler.instances.reinstate(instance)
-        for grant in self._scheduler.start_next(instance, self._clock()):
-            self._grant(grant)
+        self._grant(self._scheduler.start_next(instance, self._clock()))
 
     def move_on(self) -> None:
         """Move requests that wait for a retired instance to another one, if there is one."""
@@ -161,7 +153,7 @@ class Leases:
                 self._completed(request.query_id)
             else:
                 if grant is not None:
-                    self._grant(grant)
+                    self._grant([grant])
         self._handover.schedule()
 
     async def _turn(self, query_id: str) -> Grant:
@@ -183,9 +175,10 @@ class Leases:
             raise asyncio.CancelledError
         return grant
 
-    def _grant(self, grant: Grant) -> None:
-        self._turns.pop(grant.query_id).set_result(grant)
-        self._lease(grant)
+    def _grant(self, grants: Iterable[Grant]) -> None:
+        for grant in grants:
+            self._turns.pop(grant.query_id).set_result(grant)
+            self._lease(grant)
 
     def _leased(self, grant: Grant | None) -> Grant | None:
         """The grant, if there is one, leased."""
@@ -200,6 +193,8 @@ class Leases:
         self._handover.prefill_started(grant.query_id)
 
     def _completed(self, query_id: str) -> None:
+        self._deadlines.pop(query_id, None)
+        self._prefilling.pop(query_id, None)
         self._handover.prefill_ended(query_id)
         for done, left in self._watched.items():
             left.discard(query_id)
