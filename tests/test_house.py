@@ -11,7 +11,7 @@ OTHERS = ["tests", "lab/tests", "lab/docs", "lab/results", "contrib", "scripts",
 MADE = {".so", ".c", ".pyc"}
 """Suffixes of build results."""
 
-FLAT = {"cachectl/policies", "retriever/loaders"}
+FLAT = {"retriever/loaders"}
 """Folders of many small alternatives, one per file."""
 
 

@@ -85,8 +85,8 @@ class CachedFirstOrder:
         if root is None:
             return ranks
         longest = nothing = _Prefix((), ranks, 0, root)
-        bound = _ScoreBound(scores, self.score_gap) if scores and self.score_gap is not None else None
-        for prefix in islice(_cached_prefixes(documents, nothing, bound), self.visit_budget):
+        bounding = scores if self.score_gap is not None else ()
+        for prefix in islice(_cached_prefixes(documents, nothing, bounding, self.score_gap or 0), self.visit_budget):
             # Not >=: prefixes come in the order of rank, so the first of equals wins.
             if prefix.tokens > longest.tokens:
                 longest = prefix
@@ -107,17 +107,6 @@ def order_by_name(name: str, score_gap: float | None = None) -> OrderStrategy:
     return strategies[name]
 
 
-class _ScoreBound(NamedTuple):
-    """Which documents may come before better ones: their scores, in falling order, differ by at most ``gap``."""
-
-    scores: Sequence[float]
-    gap: float
-
-    def allows(self, index: int, before: int) -> bool:
-        """Whether a document may stand in front of the document ``before``."""
-        return self.scores[before] - self.scores[index] <= self.gap
-
-
 class _Prefix(NamedTuple):
     """A cached path: the documents on it, the other documents, its tokens, and its last node."""
 
@@ -127,13 +116,18 @@ class _Prefix(NamedTuple):
     end: CachedNode
 
 
-def _cached_prefixes(documents: Sequence[str], prefix: _Prefix, bound: _ScoreBound | None) -> Iterator[_Prefix]:
-    """The prefix and all its cached extensions within the bound, in lexicographic order of their indices."""
+def _cached_prefixes(
+    documents: Sequence[str], prefix: _Prefix, scores: Sequence[float], gap: float
+) -> Iterator[_Prefix]:
+    """The prefix and all its cached extensions, in lexicographic order of their indices.
+
+    With ``scores``, no document comes before one whose score is higher by more than the ``gap``.
+    """
     yield prefix
     indices, others, tokens, end = prefix
     tried = set()
     for position, index in enumerate(others):
-        if bound is not None and not bound.allows(index, before=others[0]):
+        if scores and scores[others[0]] - scores[index] > gap:
             # All that follow have lower scores.
             return
         key = documents[index]
@@ -145,4 +139,4 @@ def _cached_prefixes(documents: Sequence[str], prefix: _Prefix, bound: _ScoreBou
         if child is not None:
             rest = others[:position] + others[position + 1 :]
             longer = _Prefix((*indices, index), rest, tokens + child.tokens, child)
-            yield from _cached_prefixes(documents, longer, bound)
+            yield from _cached_prefixes(documents, longer, scores, gap)

@@ -62,6 +62,7 @@ class CacheAwareQueue:
     most once in a pop, and goes back if its priority has fallen. With ``refresh``, callers report only rises to
     ``reprioritise``; without it, every change. It must neither raise nor touch the queue.
 
+    ``largest_overtake`` is the greatest number of times that any query served so far was overtaken.
     Raises ConfigError for negative bounds. Not thread-safe; needs no clock.
     """
 
@@ -86,7 +87,7 @@ class CacheAwareQueue:
         # Served queries that are younger than the oldest waiting one, by ascending sequence number. All of them
         # overtook the oldest, and no query was overtaken by more, so they number at most the window.
         self._overtakers: list[int] = []
-        self._largest_overtake = 0
+        self.largest_overtake = 0
         self._wait_bound = WaitBound(slack)
 
     def __len__(self) -> int:
@@ -98,11 +99,6 @@ class CacheAwareQueue:
     def __iter__(self) -> Iterator[str]:
         """Waiting queries in order of arrival."""
         return iter(self._waiting)
-
-    @property
-    def largest_overtake(self) -> int:
-        """The greatest number of times that any query served so far was overtaken."""
-        return self._largest_overtake
 
     def soonest(self, count: int) -> list[str]:
         """The ``count`` queries of highest known priority, whose turns come next unless one may wait no longer."""
@@ -145,7 +141,7 @@ class CacheAwareQueue:
         if fits is not None and not fits(query_id):
             return None
         turn = Turn(query_id, self._overtaken(entry))
-        self._largest_overtake = max(self._largest_overtake, turn.overtaken)
+        self.largest_overtake = max(self.largest_overtake, turn.overtaken)
         insort(self._overtakers, sequence)
         self._wait_bound.served(query_id)
         self._withdraw(query_id)

@@ -90,7 +90,7 @@ def _(queue: CacheAwareQueue) -> None:
     assert len(queue._overtakers) <= queue._window
     assert not set(queue._overtakers) & set(sequences)
     assert all(sequences and sequences[0] < sequence < queue._next_sequence for sequence in queue._overtakers)
-    assert queue._largest_overtake <= queue._window
+    assert queue.largest_overtake <= queue._window
     check_wait_bound(queue._wait_bound, list(queue._waiting))
 
 
