@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from examine.evaluation.asking import Row
 from examine.evaluation.evaluation import EvaluationReport
-from examine.evaluation.summary import METRICS, ModeSummary, ttft_ms
+from examine.evaluation.summary import METRICS, ModeSummary, value
 
 
 def draw(report: EvaluationReport, rows: Sequence[Row], file: Path) -> None:
@@ -18,9 +18,10 @@ def draw(report: EvaluationReport, rows: Sequence[Row], file: Path) -> None:
     """
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     times, scores = figure.subplots(1, 2)
-    _times(
-        times, {name: sorted(filter(None, (ttft_ms(row) for row in rows if row.mode == name))) for name in report.modes}
-    )
+    ttft_ms = {
+        name: sorted(filter(None, (value(row, "ttft_ms") for row in rows if row.mode == name))) for name in report.modes
+    }
+    _times(times, ttft_ms)
     _scores(scores, report.modes)
     figure.savefig(file, dpi=120)
 

@@ -11,7 +11,7 @@ and drops all that is not ASCII.
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import ir_measures
 import msgspec
@@ -116,7 +116,7 @@ def f1(answer: str, right: Sequence[str]) -> float:
     With n common words (counted as often as both have them), F1 is 2n over the number of words of both. It is 1 for two
     answers without words, and 0 if only one has none, as in the evaluation of SQuAD 2.0.
     """
-    return max((_f1(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
+    return _best_overlap(answer, right, lambda words, others: (Counter(words) & Counter(others)).total())
 
 
 def rouge_l(answer: str, right: Sequence[str]) -> float:
@@ -125,7 +125,7 @@ def rouge_l(answer: str, right: Sequence[str]) -> float:
     With n words in the longest common subsequence, it is 2n over the number of words of both. Answers without words
     count as for F1.
     """
-    return max((_rouge_l(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
+    return _best_overlap(answer, right, _longest_common_subsequence)
 
 
 def holds_answer(text: str, right: Sequence[str]) -> bool:
@@ -137,17 +137,14 @@ def holds_answer(text: str, right: Sequence[str]) -> bool:
     return any(f" {normalised(one)} " in words for one in right if normalised(one))
 
 
-def _f1(answer: Sequence[str], right: Sequence[str]) -> float:
-    if not answer or not right:
-        return float(answer == right)
-    common = (Counter(answer) & Counter(right)).total()
-    return 2 * common / (len(answer) + len(right))
-
-
-def _rouge_l(answer: Sequence[str], right: Sequence[str]) -> float:
-    if not answer or not right:
-        return float(answer == right)
-    return 2 * _longest_common_subsequence(answer, right) / (len(answer) + len(right))
+def _best_overlap(answer: str, right: Sequence[str], common: Callable[[list[str], list[str]], int]) -> float:
+    """Twice the ``common`` words over the number of words of both, best over the right answers."""
+    words = normalised(answer).split()
+    overlaps = [0.0]
+    for others in (normalised(one).split() for one in right):
+        length = len(words) + len(others)
+        overlaps.append(2 * common(words, others) / length if length else 1.0)
+    return max(overlaps)
 
 
 def _longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """The figures of an evaluation: means with intervals, by mode, and exact against composed."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import msgspec
@@ -65,15 +65,15 @@ class ModeSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarise(rows: Sequence[Row]) -> ModeSummary:
     """Return the figures of the rows of one mode."""
     answers = [row.answer for row in rows if row.answer is not None]
-    scores = {metric: _values(rows, _score_of(metric)) for metric in METRICS}
+    scores = {metric: _values(rows, metric) for metric in METRICS}
     return ModeSummary(
         asked=len(rows),
         answered=len(answers),
         failed=len(rows) - len(answers),
         cut=sum(answer.finish_reason == "length" for answer in answers),
         scores={metric: mean(list(values.values())) for metric, values in scores.items() if values},
-        ttft_ms=_times(list(_values(rows, ttft_ms).values())),
-        total_ms=_times(list(_values(rows, total_ms).values())),
+        ttft_ms=_times(list(_values(rows, "ttft_ms").values())),
+        total_ms=_times(list(_values(rows, "total_ms").values())),
         tokens=_shares(answers),
         reuse=dict(Counter(answer.reuse for answer in answers)),
         fallbacks=dict(Counter(answer.fallback for answer in answers if answer.fallback is not None)),
@@ -82,13 +82,12 @@ def summarise(rows: Sequence[Row]) -> ModeSummary:
 
 def differences(rows: Sequence[Row], baseline: Sequence[Row]) -> dict[str, Mean]:
     """Return how much higher the scores and times of ``rows`` are, over the questions that both have them of."""
-    measured: dict[str, Callable[[Row], float | None]] = {metric: _score_of(metric) for metric in METRICS}
     found = {}
-    for name, of in (measured | {"ttft_ms": ttft_ms, "total_ms": total_ms}).items():
-        own, other = _values(rows, of), _values(baseline, of)
-        pairs = [value - other[line] for line, value in own.items() if line in other]
+    for metric in (*METRICS, "ttft_ms", "total_ms"):
+        own, other = _values(rows, metric), _values(baseline, metric)
+        pairs = [mine - other[line] for line, mine in own.items() if line in other]
         if pairs:
-            found[name] = mean(pairs)
+            found[metric] = mean(pairs)
     return found
 
 
@@ -98,26 +97,14 @@ def mean(values: Sequence[float]) -> Mean:
     return Mean(fmean(values), low, high, len(values))
 
 
-def ttft_ms(row: Row) -> float | None:
-    """The time to the first token, if there was one."""
-    return None if row.answer is None else row.answer.ttft_ms
+def value(row: Row, metric: str) -> float | None:
+    """A score of a row, or a time of its answer: ``ttft_ms`` or ``total_ms``; None if it has none."""
+    return getattr(row.scores if metric in METRICS else row.answer, metric, None)
 
 
-def total_ms(row: Row) -> float | None:
-    """The time to the end of the answer, if there was one."""
-    return None if row.answer is None else row.answer.total_ms
-
-
-def _score_of(metric: str) -> Callable[[Row], float | None]:
-    def of(row: Row) -> float | None:
-        return None if row.scores is None else getattr(row.scores, metric)
-
-    return of
-
-
-def _values(rows: Sequence[Row], of: Callable[[Row], float | None]) -> Mapping[int, float]:
+def _values(rows: Sequence[Row], metric: str) -> Mapping[int, float]:
     """Return a value by line, of the rows that have one."""
-    return {row.line: value for row in rows if (value := of(row)) is not None}
+    return {row.line: found for row in rows if (found := value(row, metric)) is not None}
 
 
 def _times(values: Sequence[float]) -> Times | None:

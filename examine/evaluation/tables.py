@@ -28,26 +28,23 @@ class FigureTable(NamedTuple):
 
 def figures(report: EvaluationReport) -> FigureTable:
     """Return the table of all figures: a column a mode, and one of the difference, if there is one."""
-    modes = report.modes
-    compared = bool(report.differences)
-    head = ("figure", *modes, *([f"{DIFFERENCE} [95 %] of pairs"] if compared else []))
+    modes = report.modes.values()
     rows: list[tuple[str, ...]] = []
     for metric, name in _metrics(report):
-        cells = [_scored(mode.scores.get(metric), compared=compared) for mode in modes.values()]
-        rows.append((name, *cells, *_differing(report, metric, compared, ".3f")))
+        cells = [_scored(mode.scores.get(metric), compared=bool(report.differences)) for mode in modes]
+        rows.append((name, *cells, _difference(report, metric, ".3f")))
     for metric, name in (("ttft_ms", "time to first token"), ("total_ms", "time to the whole answer")):
-        times = [getattr(mode, metric) for mode in modes.values()]
-        rows.append((f"{name}, mean", *map(_mean, times), *_differing(report, metric, compared, ",.0f", " ms")))
-        rows += [
-            (f"{name}, {part}", *(_time(time, part) for time in times), *_blank(compared)) for part in ("p50", "p95")
-        ]
-    for part in ("cached", "composed", "computed"):
-        rows.append((f"prompt tokens, {part}", *(_share(mode, part) for mode in modes.values()), *_blank(compared)))
+        for part in ("mean", "p50", "p95"):
+            difference = _difference(report, metric, ",.0f", " ms") if part == "mean" else ""
+            rows.append((f"{name}, {part}", *(_time(getattr(mode, metric), part) for mode in modes), difference))
+    shares = ("cached", "composed", "computed")
+    rows += [(f"prompt tokens, {part}", *(_share(mode, part) for mode in modes), "") for part in shares]
     for label, field in (("answers", "answered"), ("answers cut at their longest length", "cut"), ("failed", "failed")):
-        rows.append((label, *(f"{getattr(mode, field):,}" for mode in modes.values()), *_blank(compared)))
-    if compared:
-        rows.append(("prompts composed", *(f"{mode.reuse.get('composed', 0):,}" for mode in modes.values()), ""))
-    return FigureTable(head, rows)
+        rows.append((label, *(f"{getattr(mode, field):,}" for mode in modes), ""))
+    if not report.differences:
+        return FigureTable(("figure", *report.modes), [row[:-1] for row in rows])
+    rows.append(("prompts composed", *(f"{mode.reuse.get('composed', 0):,}" for mode in modes), ""))
+    return FigureTable(("figure", *report.modes, f"{DIFFERENCE} [95 %] of pairs"), rows)
 
 
 def recall_name(report: EvaluationReport) -> str:
@@ -83,22 +80,11 @@ def _scored(score: Mean | None, *, compared: bool) -> str:
     return f"{score.value:.3f}{interval}"
 
 
-def _differing(report: EvaluationReport, metric: str, compared: bool, form: str, unit: str = "") -> Iterator[str]:
-    if not compared:
-        return
+def _difference(report: EvaluationReport, metric: str, form: str, unit: str = "") -> str:
     found = report.differences.get(metric)
     if found is None:
-        yield "-"
-        return
-    yield f"{found.value:+{form}}{unit} [{found.low:+{form}}, {found.high:+{form}}] of {found.questions:,}"
-
-
-def _blank(compared: bool) -> tuple[str, ...]:
-    return ("",) if compared else ()
-
-
-def _mean(times: Times | None) -> str:
-    return _time(times, "mean")
+        return "-"
+    return f"{found.value:+{form}}{unit} [{found.low:+{form}}, {found.high:+{form}}] of {found.questions:,}"
 
 
 def _time(times: Times | None, part: str) -> str:

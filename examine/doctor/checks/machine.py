@@ -22,17 +22,12 @@ class OtherWork:
         busy = f"{surroundings.busy_share:.0%} of the CPUs are busy"
         if not surroundings.crowded:
             return Outcome.passed(busy)
-        less = f"{sizes.prompts} prompts, {sizes.memory_gib:g} GiB, one thread"
+        work, them = "other processes use the machine", "them"
         if surroundings.stack_url is not None:
-            return Outcome.warning(
-                f"a stack runs at {surroundings.stack_url}, so this doctor uses little and its times say little: "
-                "stop the stack for a full examination",
-                f"{busy}; {less}",
-            )
+            work, them = f"a stack runs at {surroundings.stack_url}", "the stack"
         return Outcome.warning(
-            "other processes use the machine, so this doctor uses little and its times say little: stop them for a "
-            "full examination",
-            f"{busy}; {less}",
+            f"{work}, so this doctor uses little and its times say little: stop {them} for a full examination",
+            f"{busy}; {sizes.prompts} prompts, {sizes.memory_gib:g} GiB, one thread",
         )
 
 
