@@ -284,11 +284,8 @@ class Controller:
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Pin a path of the tree, or unpin it. Raises UnknownNode or PinRefused."""
-        namespace = self._namespaces.inside(path.namespace)
-        if pinned:
-            self._tree.pin(namespace, path.contents)
-        else:
-            self._tree.unpin(namespace, path.contents)
+        change = self._tree.pin if pinned else self._tree.unpin
+        change(self._namespaces.inside(path.namespace), path.contents)
 
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Delete a document's chunks from every tier, as ``Deletion.delete`` says."""

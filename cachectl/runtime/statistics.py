@@ -81,7 +81,7 @@ class Statistics:
             peer_tokens=self._peer_reads.tokens,
             peer_failures=self._peer_reads.failures,
             moves_given_up=self._scheduler.tree.tiers.under_way.given_up,
-            instances=(*self._loads(), *self._refused()),
+            instances=tuple(self._loads()),
         )
 
     def _loads(self) -> Iterator[InstanceLoad]:
@@ -89,8 +89,6 @@ class Statistics:
         for name, running, queued in self._scheduler.instances.loads():
             refused = name in self._instances.refused
             yield InstanceLoad(name, running, queued, name in tiers.retired, name in tiers.kv_generators, refused)
-
-    def _refused(self) -> Iterator[InstanceLoad]:
-        """Instances that the scheduler does not know, because they were refused."""
+        # The scheduler knows no instance that was refused at first.
         for name in sorted(self._instances.refused - self._scheduler.instances.states.keys()):
             yield InstanceLoad(name, 0, 0, retired=False, refused=True)

@@ -50,13 +50,12 @@ class InstanceState:
         """Whether a request could get a slot."""
         return self.running < self._max_running
 
-    def fits(self, step_share: int) -> bool:
-        """Whether the step has room for a request's share. A lone request takes what there is."""
-        return self._step is None or not self.step_tokens or self.step_tokens + step_share <= self._step.tokens
+    def fits(self, step_share: int, beside_all: bool = False) -> bool:
+        """Whether the step has room for a request's share, or ``beside_all`` for a speculation's.
 
-    def fits_beside_all(self, step_share: int) -> bool:
-        """Whether the step has room for a speculation's share beside everything. A lone one takes what there is."""
-        taken = self.step_taken()
+        A lone one takes what there is.
+        """
+        taken = self.step_taken() if beside_all else self.step_tokens
         return self._step is None or not taken or taken + step_share <= self._step.tokens
 
     def has_room(self, besides: str | None = None) -> bool:

@@ -28,10 +28,6 @@ from protocol.tiers import Tier
 _HANDOVER_STEPS = 2
 
 
-def _equal(_instance: str) -> int:
-    return 0
-
-
 class Scheduler:
     """Runs at most ``max_running`` requests on each instance, and lets at most ``max_queued`` wait for it.
 
@@ -51,7 +47,7 @@ class Scheduler:
         window: int,
         step: StepBudget | None = None,
         slack: float = math.inf,
-        rank: Callable[[str], int] = _equal,
+        rank: Callable[[str], int] = lambda _instance: 0,
         branches: KeptBranches = NO_BRANCHES,
     ) -> None:
         self.tree = tree

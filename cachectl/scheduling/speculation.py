@@ -141,7 +141,7 @@ class SpeculativeSlots:
         except Overloaded:
             return None
         state = self._instances.states[guess.instance]
-        if not state.fits_beside_all(guess.step_share):
+        if not state.fits(guess.step_share, beside_all=True):
             return None
         guess.prefix = prefix
         self._book.requests[request.query_id] = state.speculations[request.query_id] = guess
@@ -190,10 +190,7 @@ class SpeculativeSlots:
             return None
         guess.step_share = self._router.step_share(prefix)
         guess.prefix = prefix
-        grant = self._start_prefetch(guess, now)
-        if grant is not None:
-            waiting.prefetched_by = request.query_id
-        return grant
+        return self._start_prefetch(guess, now, waiting)
 
     def loading_next(self) -> list[list[str]]:
         """The waiting requests that something may be loaded for: the next few of each instance without a prefetch."""
@@ -228,10 +225,7 @@ class SpeculativeSlots:
         found = self._book.found(query_id)
         load_s = found.loading.seconds
         guess.prefix = CachedPrefix(found.copies[: len(guess.keys)], found.loading, 0, load_s, load_s)
-        grant = self._start_prefetch(guess, now)
-        if grant is not None:
-            waiting.prefetched_by = request.query_id
-        return grant
+        return self._start_prefetch(guess, now, waiting)
 
     def _may_load(self, query_id: str) -> bool:
         state = self._state_of_waiting(query_id)
@@ -273,8 +267,10 @@ class SpeculativeSlots:
         guess.step_share = self._router.step_share(guess.prefix)
         return self._start_prefetch(guess, now)
 
-    def _start_prefetch(self, guess: ScheduledRequest, now: float) -> Grant | None:
-        """Start a prefetch; None if nothing of it could be kept."""
+    def _start_prefetch(
+        self, guess: ScheduledRequest, now: float, waiting: ScheduledRequest | None = None
+    ) -> Grant | None:
+        """Start a prefetch, for whose end a ``waiting`` request waits, if any; None if nothing of it could be kept."""
         query_id, state = guess.request.query_id, self._instances.states[guess.instance]
         self._book.requests[query_id] = state.speculations[query_id] = guess
         grant = self._start(guess, now)
@@ -282,6 +278,8 @@ class SpeculativeSlots:
             self._tree.grants.complete(grant, kept=False)
             del self._book.requests[query_id], state.speculations[query_id]
             return None
+        if waiting is not None:
+            waiting.prefetched_by = query_id
         return grant
 
     def _running(self, query_id: str) -> ScheduledRequest:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from cachectl.sharding.controller_shard import ControllerShard, shard_of
@@ -95,7 +94,9 @@ class ShardedController:
 
         An engine reports lost copies of any shard's nodes with its next plan, so every shard hears of them.
         """
-        holder = self._holder(query_id)
+        holder = self._of_plan.get(query_id)
+        if holder is None:
+            raise UnknownPlan(f"query {query_id!r} holds no plan")
         await self._at(holder.shard).prefilled(query_id, lost, peers)
         await self._lose_elsewhere(holder, lost)
 
@@ -181,12 +182,6 @@ class ShardedController:
         documents = [document.key for document in request.prompt.documents]
         return self._owner([min(documents)] if documents and request.order is DocumentOrder.CANONICAL else documents)
 
-    def _holder(self, plan_id: str) -> _Holder:
-        holder = self._of_plan.get(plan_id)
-        if holder is None:
-            raise UnknownPlan(f"query {plan_id!r} holds no plan")
-        return holder
-
     async def _end_guess(self, query_id: str, documents: Sequence[str], final: bool) -> bool:
         """End the speculation of a query, whose documents are another shard's now. Returns whether one may have run.
 
@@ -253,7 +248,7 @@ _TIER_SUMS = ("capacity_tokens", "used_tokens", "pinned_tokens", "nodes", "evict
 def merged_stats(parts: Sequence[ControllerStats]) -> ControllerStats:
     """Add up the counters, the tiers and the load of each instance."""
     planned_from: Counter[Tier] = sum((Counter(part.planned_from) for part in parts), Counter())
-    return msgspec.structs.replace(
+    return replace(
         parts[0],
         **_sums(parts, _SUMS),
         largest_overtake=max(part.largest_overtake for part in parts),
@@ -280,7 +275,7 @@ def _merged_tiers(tiers: Sequence[TierStats]) -> tuple[TierStats, ...]:
     by_place: dict[tuple[Tier, str], list[TierStats]] = defaultdict(list)
     for tier in tiers:
         by_place[tier.tier, tier.place].append(tier)
-    return tuple(msgspec.structs.replace(parts[0], **_sums(parts, _TIER_SUMS)) for parts in by_place.values())
+    return tuple(replace(parts[0], **_sums(parts, _TIER_SUMS)) for parts in by_place.values())
 
 
 def _merged_loads(loads: Sequence[InstanceLoad]) -> tuple[InstanceLoad, ...]:

@@ -31,18 +31,16 @@ def restore(
     if below.host.allocator is not None:
         below.host.allocator.see(max((report.highest_stamp for report in reports), default=0))
     for report in reports:
-        if report.tier is Tier.GPU:
-            tree.tiers.gpu(report.instance or "")
-        elif report.instance is not None:
+        if report.tier is not Tier.GPU and report.instance is not None:
             raise InvalidRequest(f"the {report.tier} tier is shared, it is not {report.instance}'s", param="instance")
         for held in report.nodes:
             _check(held)
-    speed = {tier: rank for rank, tier in enumerate(Tier)}
+    reported = [(_cache_of(tree, report, location), report) for report in reports]
     restored = refused = 0
-    for report in sorted(reports, key=lambda report: speed[report.tier]):
-        cache = _cache_of(tree, report, location)
+    for cache, report in sorted(reported, key=lambda each: each[0].rank):
         for held in sorted(report.nodes, key=lambda held: len(held.path)):
-            if tree.insert(held, cache, _record_of(held, records)):
+            record = records.get(path_keys(held.namespace, held.path)[-1].hex()) if records else None
+            if tree.insert(held, cache, record):
                 restored += 1
             else:
                 refused += 1
@@ -64,10 +62,6 @@ def _cache_of(tree: KnowledgeTree, report: ResidencyReport, location: str) -> Ti
     if report.tier is Tier.GPU:
         return tree.tiers.gpu(report.instance or "")
     return tree.tiers.locations[location].cache(report.tier)
-
-
-def _record_of(held: HeldNode, records: Mapping[str, NodeRecord] | None) -> NodeRecord | None:
-    return records.get(path_keys(held.namespace, held.path)[-1].hex()) if records else None
 
 
 def _check(held: HeldNode) -> None:
