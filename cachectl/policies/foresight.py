@@ -8,9 +8,9 @@ from math import log
 from random import Random
 from typing import ClassVar
 
+from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import Arrival, ReplacementPolicy
-from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.reuse import Example, Histories, History, ReuseModel
 from cachectl.policies.sampled_order import SampledOrder
@@ -103,21 +103,6 @@ class Foresight(ReplacementPolicy):
 
     def priority(self, node: Node, cache: NodeCache) -> float:  # noqa: ARG002
         """What the node is worth at this moment. The same in every tier cache."""
-        return self._worth(node)
-
-    def current(self, copy: Copy) -> float:
-        """What the node is worth at this moment."""
-        return self._worth(copy.node)
-
-    def admits(self, newcomer: float, victim: float) -> bool:
-        """Whether the newcomer is worth at least half as much: without a history, it gets the benefit of the doubt."""
-        return newcomer > victim - _BENEFIT_OF_DOUBT
-
-    def order(self, final: bool) -> EvictionOrder:
-        """A sampled order."""
-        return SampledOrder(self.current, self._random, _FINAL_DRAWS if final else _DRAWS)
-
-    def _worth(self, node: Node) -> float:
         distance = self.lookahead.next_use(node.key)
         if distance is not None:
             return _CERTAIN - distance
@@ -126,6 +111,18 @@ class Foresight(ReplacementPolicy):
             return -_CERTAIN
         worth = self._model.logit(history, self._tick) + log(node.average_cost or _NEVER_COMPUTED)
         return worth + _REPLACEABLE if _has_twin(node) else worth
+
+    def current(self, copy: Copy) -> float:
+        """What the node is worth at this moment."""
+        return self.priority(copy.node, copy.cache)
+
+    def admits(self, newcomer: float, victim: float) -> bool:
+        """Whether the newcomer is worth at least half as much: without a history, it gets the benefit of the doubt."""
+        return newcomer > victim - _BENEFIT_OF_DOUBT
+
+    def order(self, final: bool) -> EvictionOrder:
+        """A sampled order."""
+        return SampledOrder(self.current, self._random, _FINAL_DRAWS if final else _DRAWS)
 
     def _expect(self, history: History) -> None:
         """Record what a path looks like now, to learn later whether it was used within the horizon."""

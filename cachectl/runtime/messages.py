@@ -1,6 +1,6 @@
 """Messages as the scheduler's requests, and grants as the plans that the generator executes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
 import msgspec
@@ -9,7 +9,7 @@ from cachectl.branches import keyed
 from cachectl.nodes.node import PathDocument
 from cachectl.runtime.composing import ReuseRule, TreeRule
 from cachectl.runtime.tombstones import Tombstones
-from cachectl.scheduling.document_order import CachedNode, OrderStrategy, order_by_name
+from cachectl.scheduling.document_order import CachedNode, order_by_name
 from cachectl.scheduling.request import Request
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
@@ -111,9 +111,16 @@ class Messages:
         admission = self._trees.applied(admission)
         if admission.order is DocumentOrder.RETRIEVAL:
             return admission
-        root = self._tree.registry.roots.get(self._namespaces.inside(admission.namespace))
-        prompt = _reordered(admission.prompt, self._orders[admission.order], root, admission.scores)
-        return msgspec.structs.replace(admission, prompt=prompt)
+        node: CachedNode | None = self._tree.registry.roots.get(self._namespaces.inside(admission.namespace))
+        prompt = admission.prompt
+        documents = prompt.documents
+        for segment in takewhile(_is_system, prompt.prefix):
+            node = node.child(segment.key) if node is not None else None
+        order = iter(self._orders[admission.order]([document.key for document in documents], node, admission.scores))
+        segments = tuple(
+            documents[next(order)] if segment.kind is SegmentKind.DOCUMENT else segment for segment in prompt.segments
+        )
+        return msgspec.structs.replace(admission, prompt=msgspec.structs.replace(prompt, segments=segments))
 
     def request(self, admission: AdmissionRequest, unshared: bool = False) -> Request:
         """The scheduler's request. An ``unshared`` one has no path, so nothing of it is found or kept."""
@@ -184,24 +191,6 @@ class Messages:
             boot=plan.boot,
         )
         return msgspec.structs.replace(plan, moves=(), first=first)
-
-
-def _reordered(
-    prompt: Prompt, strategy: OrderStrategy, root: CachedNode | None, scores: Sequence[float] = ()
-) -> Prompt:
-    """The prompt with its documents in a strategy's order.
-
-    ``root`` is its namespace's root, if the tree has one; ``scores`` are those of the search for its documents, and
-    possibly for more.
-    """
-    documents = prompt.documents
-    for segment in takewhile(_is_system, prompt.prefix):
-        root = root.child(segment.key) if root is not None else None
-    order = iter(strategy([document.key for document in documents], root, scores))
-    segments = tuple(
-        documents[next(order)] if segment.kind is SegmentKind.DOCUMENT else segment for segment in prompt.segments
-    )
-    return msgspec.structs.replace(prompt, segments=segments)
 
 
 def _is_system(segment: Segment) -> bool:

@@ -79,10 +79,19 @@ class InstanceState:
         self.backlog_s += scheduled.seconds
 
     def start(self, scheduled: ScheduledRequest) -> list[str]:
-        """Give a query that was taken its slot and its part of the step; the ids of what ends for it."""
+        """Give a query that was taken its slot and its part of the step.
+
+        Speculations that take these from queries end for it, the latest first; their ids.
+        """
         self.running += 1
         self.step_tokens += scheduled.step_share
-        return self._make_way()
+        ended = []
+        for query_id, guess in reversed(list(self.speculations.items())):
+            crowded = not guess.is_ahead and self.slots_taken() > self._max_running
+            if crowded or (self._step is not None and guess.step_share and self.step_taken() > self._step.tokens):
+                self.end_speculation(guess)
+                ended.append(query_id)
+        return ended
 
     def confirm(self, guess: ScheduledRequest) -> None:
         """Turn a speculation into a query."""
@@ -91,16 +100,6 @@ class InstanceState:
         self.running += 1
         self.step_tokens += guess.step_share
         self.take(guess)
-
-    def _make_way(self) -> list[str]:
-        """End speculations, the latest first, that take a slot or a part of the step from queries; their ids."""
-        ended = []
-        for query_id, guess in reversed(list(self.speculations.items())):
-            crowded = not guess.is_ahead and self.slots_taken() > self._max_running
-            if crowded or (self._step is not None and guess.step_share and self.step_taken() > self._step.tokens):
-                self.end_speculation(guess)
-                ended.append(query_id)
-        return ended
 
     def end_speculation(self, guess: ScheduledRequest) -> None:
         """Take a speculation's slot and share back."""

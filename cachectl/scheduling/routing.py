@@ -38,14 +38,10 @@ def best(candidates: Iterable[Candidate]) -> Candidate:
 
     Raises Unavailable if there is no candidate.
     """
-    chosen = min(candidates, key=_preference, default=None)
+    chosen = min(candidates, key=lambda each: (each.backlog_s + each.prefill_s, each.rank), default=None)
     if chosen is None:
         raise Unavailable("no instance of the generator is there")
     return chosen
-
-
-def _preference(candidate: Candidate) -> tuple[float, int]:
-    return candidate.backlog_s + candidate.prefill_s, candidate.rank
 
 
 class Router:
