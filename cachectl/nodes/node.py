@@ -378,6 +378,7 @@ class NodeCache(ABC):
     def offer(self, copy: Copy) -> None:
         """Make a copy evictable, unless a lock, a pin or a child forbids it."""
 
-    @abstractmethod
     def pass_on(self, copy: Copy, writer: str | None) -> None:
         """Note that a copy's writer has changed; None if the copy is confirmed."""
+        copy.writer = writer
+        self.offer(copy)

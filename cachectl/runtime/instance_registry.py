@@ -7,7 +7,7 @@ from cachectl.runtime.leases import Leases
 from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.recovery import Recovery
 from cachectl.scheduling.scheduler import Scheduler
-from cachectl.tiers.page_allocator import PageAllocator
+from cachectl.tiers.location import KvStorage
 from protocol.cache import RestoreResult
 from protocol.kv import NO_PEERS, KvMemory, Peers, ResidencyReport
 from protocol.tiers import Tier
@@ -47,17 +47,10 @@ class InstanceRegistry:
         """The instances that use a disk, without retired ones."""
         return set(self.tiers.instances_with(disk)) & self._scheduler.instances.present()
 
-    def add_location(
-        self, name: str, host: int, disk: int, first_stamp: int, disk_name: str = "", first_page: int = 0
-    ) -> None:
-        """Add a location with empty tiers of ``host`` and ``disk`` tokens. A known one keeps its own.
-
-        So does a known disk with the name ``disk_name``. Pages of host memory are handed out from ``first_page`` and
-        from ``first_stamp`` on.
-        """
-        page = self._scheduler.tree.page_tokens
-        arena = PageAllocator(host // page, page, first_stamp, first_page)
-        self.tiers.add_location(name, host, disk, arena, disk_name)
+    def add_location(self, storage: KvStorage) -> None:
+        """Add the location of a ``storage`` with empty tiers. A known one keeps its own, and so does a known disk."""
+        _, host, disk = storage.capacities
+        self.tiers.add_location(storage.location, host, disk, storage.arena(), storage.disk)
 
     def add(
         self,

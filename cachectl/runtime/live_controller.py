@@ -163,7 +163,8 @@ class LiveController:
             log.info("an instance takes plans again", instance=instance)
             known.reinstate(instance)
             return True
-        if _fingerprint(memory) != _fingerprint(self._memory):
+        own, others = (kv.fingerprint if kv is not None else "" for kv in (memory, self._memory))
+        if own != others:
             log.error(
                 "an instance serves another model or layout and gets no plans",
                 instance=instance,
@@ -196,10 +197,8 @@ class LiveController:
         location = ""
         peers = NO_PEERS
         if memory is not None:
-            location, peers, page = memory.shared, memory.peers, memory.page_tokens
-            host, disk = (self._shard.share(pages) * page for pages in (memory.host_pages, memory.disk_pages))
-            first_page = self._shard.first(memory.host_pages)
-            known.add_location(location, host, disk, self._first_stamp(), memory.disk, first_page)
+            location, peers = memory.shared, memory.peers
+            known.add_location(self._storage(memory))
             others = {Tier.HOST: known.at(location), Tier.DISK: known.using(disk_of(memory))}
             # While other instances use a tier, the tree knows best what it holds. An order of a former controller may
             # have left a higher stamp, though.
@@ -239,9 +238,6 @@ class LiveController:
             self.controller.forget_location(location)
         return bool(gone)
 
-    def _first_stamp(self) -> int:
-        return int(self._wall_clock() * 1e6) + 1
-
     def _new(
         self,
         instance: str,
@@ -271,12 +267,8 @@ class LiveController:
             memory.shared,
             memory.disk,
             self._shard.first(memory.host_pages),
-            self._first_stamp(),
+            first_stamp=int(self._wall_clock() * 1e6) + 1,
         )
-
-
-def _fingerprint(memory: KvMemory | None) -> str:
-    return memory.fingerprint if memory is not None else ""
 
 
 # A full collection over 300,000 nodes stops the process for a second. The tree does not need it: reference counting

@@ -88,11 +88,6 @@ class TierCache(NodeCache):
         batch.writes.append(copy)
         return copy
 
-    def pass_on(self, copy: Copy, writer: str | None) -> None:
-        """Note that a copy's writer has changed; None if the copy is confirmed."""
-        copy.writer = writer
-        self.offer(copy)
-
     def remove(self, copy: Copy) -> Pages | None:
         """Remove a copy; its numbered pages, which are free now. Its parent's copy may become a leaf."""
         node = copy.node

@@ -19,6 +19,7 @@ from instance_cases import (
     holding,
 )
 
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.cache import DocumentDeletion
 from protocol.errors import EngineDied, EngineNotReady, InvalidRequest
 from protocol.kv import HeldNode, LostCopy, ResidencyReport
@@ -94,7 +95,7 @@ async def test_a_deletion_is_not_confirmed_while_no_instance_can_carry_it_out(bu
     with pytest.raises(EngineNotReady):
         await controller.delete_document(DocumentDeletion(("a",), "tenant"))
     # Not even if an instance of another machine can.
-    controller.instances.add_location("elsewhere", 100, 100, 1)
+    controller.instances.add_location(KvStorage(Capacities(0, 100, 100), location="elsewhere"))
     controller.instances.add("far", "", [], "elsewhere")
     with pytest.raises(EngineNotReady, match="one of the machines"):
         await controller.delete_document(DocumentDeletion(("a",), "tenant"))
@@ -277,7 +278,7 @@ async def test_each_machine_uses_its_own_tiers(build, engines):
     controller = build("one", host=100, disk=100, max_running=9, swap="write_through")
     await fill(controller, "a")
     await all_ready()
-    controller.instances.add_location("elsewhere", 100, 100, 1)
+    controller.instances.add_location(KvStorage(Capacities(0, 100, 100), location="elsewhere"))
     controller.instances.add("far", "", [], "elsewhere")
     assert (controller.instances.at(""), controller.instances.at("elsewhere")) == ({"one"}, {"far"})
     controller.instances.retire("one")
@@ -295,7 +296,7 @@ async def test_each_machine_uses_its_own_tiers(build, engines):
 
 async def test_an_instance_may_restart_on_another_machine(build):
     controller = build("one", host=100, disk=100)
-    controller.instances.add_location("elsewhere", 100, 100, 1)
+    controller.instances.add_location(KvStorage(Capacities(0, 100, 100), location="elsewhere"))
     controller.instances.add("far", "", [], "elsewhere")
     controller.instances.restart("far", "", [], "elsewhere")
     assert controller.instances.at("") == {"one"}
@@ -308,7 +309,7 @@ async def test_a_machine_without_instances_is_forgotten_on_demand(build):
     controller = build("one", gpu=2 * TOKENS, host=4 * TOKENS, executor=None)
     await fill(controller, "ab", "cd")
     assert await cached(controller, "ab") == [HOST, HOST]
-    controller.instances.add_location("elsewhere", 4 * TOKENS, 0, 1)
+    controller.instances.add_location(KvStorage(Capacities(0, 4 * TOKENS, 0), location="elsewhere"))
     controller.instances.add("two", "", [holding(HOST, "x", 0)], "elsewhere")
     controller.instances.retire("one")
     controller.expire_leases()

@@ -9,6 +9,7 @@ from controller_under_test import TOKENS, Clock, ask, cached, checked_controller
 from instance_cases import avoiding
 from prefetch_cases import Engine, gives_up, overdue, settled
 
+from cachectl.tiers.location import Capacities, KvStorage
 from protocol.errors import EngineDied
 from protocol.generation import PrefillResult, StepBudget
 from protocol.kv import NO_PEERS, Peers
@@ -193,7 +194,7 @@ async def test_a_generator_stays_one_when_it_restarts(build, engine):
 async def test_a_generator_on_another_machine_serves_what_it_computed(build, engine):
     controller = build()
     controller.instances.restart("one", "", (), "", Peers(("here:1",), 1.0))
-    controller.instances.add_location("elsewhere", 1000, 0, 1)
+    controller.instances.add_location(KvStorage(Capacities(0, 1000, 0), location="elsewhere"))
     generate_kv(controller, "generator", location="elsewhere", peers=Peers(("there:1",), 1.0))
     await prefilling(controller, "runs")
     task = await overdue(controller, ask("waits", "ab"))
