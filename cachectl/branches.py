@@ -96,7 +96,7 @@ class BranchTree:
             if known is not None:
                 self._stated_by[key] = self._stated_by[key].union(branch.stated_by)
                 for copy in node.copies:
-                    copy.cache.order.touch(copy)
+                    copy.cache.touch(copy)
                 continue
             node.count_computation(seconds_per_token)
             if tree.tiers.eviction.make_room(node, gpu, (), batch):

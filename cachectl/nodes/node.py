@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mypy_extensions import i32
 
 from protocol.kv import Pages, pages_spanned
 from protocol.tiers import Tier
-
-if TYPE_CHECKING:
-    from cachectl.nodes.eviction_order import EvictionOrder
 
 _FEW = 16
 """Up to this number, a node's copies are searched one by one. An index of them would take more memory than they do."""
@@ -210,11 +207,6 @@ class Node:
         return count
 
     @property
-    def depth(self) -> int:
-        """Documents on the path down to this node; 0 for a root."""
-        return len(self.path)
-
-    @property
     def root(self) -> Node:
         """The root that this node is below, or this one."""
         node = self
@@ -339,12 +331,9 @@ class NodeCache(ABC):
 
     ``rank`` orders the tiers from 0, the fastest. ``instance`` is None for a tier that instances share. ``location``
     names what it belongs to: a machine or, if it is a disk that several machines may mount, that disk; a GPU has the
-    location of its instance. ``order`` has the copies that may be evicted; taken out of it, a copy stays until its
-    owner removes it. ``clock`` is the greatest priority evicted so far (RAGCache, Algorithm 1): each cache ages on its
-    own. ``inserted_tokens``, ``evictions`` and ``pinned_tokens`` are totals.
+    location of its instance. ``clock`` is the greatest priority evicted so far (RAGCache, Algorithm 1): each cache
+    ages on its own. ``inserted_tokens``, ``evictions`` and ``pinned_tokens`` are totals.
     """
-
-    order: EvictionOrder
 
     def __init__(self, tier: Tier, capacity: int, instance: str | None, location: str) -> None:
         self.tier = tier
@@ -373,6 +362,18 @@ class NodeCache(ABC):
     @abstractmethod
     def remove(self, copy: Copy) -> Pages | None:
         """Remove a copy; its numbered pages, which are free now. Its parent's copy may become a leaf."""
+
+    @abstractmethod
+    def touch(self, copy: Copy) -> None:
+        """Update a copy's priority after an access to its node."""
+
+    @abstractmethod
+    def reconsider(self, copy: Copy) -> None:
+        """Update a copy whose priority may have fallen without an access."""
+
+    @abstractmethod
+    def withdraw(self, copy: Copy) -> None:
+        """Make a copy unevictable. Its owner removes it."""
 
     @abstractmethod
     def offer(self, copy: Copy) -> None:

@@ -12,8 +12,8 @@ from typing import ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.node import Copy, Node, NodeCache, PathDocument
+from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.priority_order import PriorityOrder
 

@@ -8,9 +8,9 @@ from math import log
 from random import Random
 from typing import ClassVar
 
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.node import Copy, Node, NodeCache
 from cachectl.policies.base import Arrival, ReplacementPolicy
+from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.reuse import Example, Histories, History, ReuseModel
 from cachectl.policies.sampled_order import SampledOrder
@@ -89,7 +89,7 @@ class Foresight(ReplacementPolicy):
 
     def entered(self, node: Node) -> None:
         """Keep the path's history while the tree has the node."""
-        history = self._histories.of(node.key, node.depth - 1, node.content)
+        history = self._histories.of(node.key, len(node.path) - 1, node.content)
         if node.accesses and not history.uses:
             # A former controller counted these accesses.
             history.recall(node.accesses, node.last_access)

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.node import Copy
+from cachectl.policies.eviction_order import EvictionOrder
 
 # The heap is swept when it has more entries than this many times the live ones, and some.
 _SLACK = 2

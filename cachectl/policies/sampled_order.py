@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.node import Copy
+from cachectl.policies.eviction_order import EvictionOrder
 
 # Candidates that are kept. With fewer than _FEWEST there is no choice, and more are drawn at once.
 _CANDIDATES = 8

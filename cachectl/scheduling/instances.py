@@ -74,10 +74,6 @@ class InstanceState:
             return False
         return self._step is None or self.step_taken() + self._step.prompt_tokens <= self._step.tokens
 
-    def take(self, scheduled: ScheduledRequest) -> None:
-        """Count a query that is given to the instance."""
-        self.backlog_s += scheduled.seconds
-
     def start(self, scheduled: ScheduledRequest) -> list[str]:
         """Give a query that was taken its slot and its part of the step.
 
@@ -99,7 +95,7 @@ class InstanceState:
         guess.kind = RequestKind.QUERY
         self.running += 1
         self.step_tokens += guess.step_share
-        self.take(guess)
+        self.backlog_s += guess.seconds
 
     def end_speculation(self, guess: ScheduledRequest) -> None:
         """Take a speculation's slot and share back."""

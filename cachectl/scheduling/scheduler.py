@@ -79,7 +79,7 @@ class Scheduler:
             needed = dict.fromkeys([*scheduled.keys, *prefix.donor_keys, *branch_keys])
             self._lookahead.enter(request.query_id, tuple(needed))
         self.book.requests[request.query_id] = scheduled
-        state.take(scheduled)
+        state.backlog_s += scheduled.seconds
         # The others may wait for more of the step than is free. A request that fits goes first if it has priority.
         if fits and not starts and state.queue.pop(request.query_id.__eq__) is not None:
             self._lookahead.leave(request.query_id)
@@ -224,7 +224,11 @@ class Scheduler:
     def _start(self, scheduled: ScheduledRequest, now: float) -> Grant:
         """Admit a request to the tree; speculations on its instance make way for it."""
         request = scheduled.request
-        ends = [] if scheduled.makes_way else self._make_way(scheduled)
+        ends = [] if scheduled.makes_way else self.instances.states[scheduled.instance].start(scheduled)
+        for query_id in ends:
+            guess = self.book.requests[query_id]
+            assert guess.grant is not None, "a speculation waits"
+            self.tree.grants.make_way(guess.grant)
         prefix, scheduled.prefix = scheduled.prefix, None
         grant = scheduled.grant = self.tree.grants.admit(
             request.query_id,
@@ -245,15 +249,6 @@ class Scheduler:
             grant.dropped_branches = self.branches.keep(scheduled.instance, request.namespace, request.branches, behind)
         self._note_writes(grant)
         return grant
-
-    def _make_way(self, scheduled: ScheduledRequest) -> list[str]:
-        """Give a request its slot and its part of the step; the speculations that end for it."""
-        ends = self.instances.states[scheduled.instance].start(scheduled)
-        for query_id in ends:
-            guess = self.book.requests[query_id]
-            assert guess.grant is not None, "a speculation waits"
-            self.tree.grants.make_way(guess.grant)
-        return ends
 
     def _fits_now(self, query_id: str) -> bool:
         """Whether a waiting request fits into the step as the tree is now, and no prefetch runs for it."""

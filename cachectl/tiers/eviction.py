@@ -70,7 +70,7 @@ class CopyRemoval:
             if node.copy_in(going.cache) is not going or (going.condemned and not free):
                 continue
             if not free:
-                going.cache.order.void(going)
+                going.cache.withdraw(going)
                 going.condemned = tick
                 going.users = node.locks
                 going.held = False

@@ -105,7 +105,11 @@ class MovesUnderWay:
         for move in self._given_back.pop(instance, ()):
             if move.instance is None and self._pending.owner(move) == instance and self._fails(move):
                 self._pending.void(move)
-                self._look_for(move)
+                copy = self._pending.target(move)
+                if copy is not None:
+                    # Any instance looks for what the move was to make.
+                    copy.cache.pass_on(copy, "")
+                    self._pending.add(check(copy), None)
         for batch in [batch for batch in self._batches if batch.instance == instance]:
             self._end(batch)
             shared = [move for move in batch.moves if move.instance is None and not self._fails(move)]
@@ -146,13 +150,6 @@ class MovesUnderWay:
             self._attempts.forget(move)
             if given_back:
                 given_back.discard(move)
-
-    def _look_for(self, move: Move) -> None:
-        """Have any instance look for the copy that a move was to make."""
-        copy = self._pending.target(move)
-        if copy is not None:
-            copy.cache.pass_on(copy, "")
-            self._pending.add(check(copy), None)
 
     def _end(self, batch: MoveBatch) -> bool:
         """Take a batch out; False if it has ended before."""

@@ -37,7 +37,7 @@ class TierCache(NodeCache):
         self.used = 0
         self.copies = 0
         self._policy = policy
-        self.order = policy.order(final=not _receives(slower))
+        self._order = policy.order(final=not _receives(slower))
 
     def reaches(self, cache: NodeCache) -> bool:
         """Whether a cache is this one, or a slower one that what is evicted here goes to."""
@@ -68,8 +68,8 @@ class TierCache(NodeCache):
         above = node.parent.copy_in(self) if node.parent is not None else None
         if above is not None:
             # It is no leaf any more. A restored tree has few leaves among many copies, which evictions would look for.
-            self.order.void(above)
-        self.order.touch(copy)
+            self._order.void(above)
+        self._order.touch(copy)
         self.copies += 1
         self.used += node.room
         self.inserted_tokens += node.room
@@ -91,7 +91,7 @@ class TierCache(NodeCache):
     def remove(self, copy: Copy) -> Pages | None:
         """Remove a copy; its numbered pages, which are free now. Its parent's copy may become a leaf."""
         node = copy.node
-        self.order.void(copy)
+        self._order.void(copy)
         siblings = node.remove_copy(copy)
         self.copies -= 1
         self.used -= node.room
@@ -107,10 +107,22 @@ class TierCache(NodeCache):
             self.offer(above)
         return pages
 
+    def touch(self, copy: Copy) -> None:
+        """Update a copy's priority after an access to its node."""
+        self._order.touch(copy)
+
+    def reconsider(self, copy: Copy) -> None:
+        """Update a copy whose priority may have fallen without an access."""
+        self._order.reconsider(copy)
+
     def offer(self, copy: Copy) -> None:
         """Make a copy evictable, unless a lock, a pin or a child forbids it."""
         if not copy.ticket and not copy.children and self._evictable(copy):
-            self.order.enter(copy)
+            self._order.enter(copy)
+
+    def withdraw(self, copy: Copy) -> None:
+        """Make a copy unevictable. Its owner removes it."""
+        self._order.void(copy)
 
     def gather(self, newcomer: Node, priority: float, batch: MoveBatch) -> list[Copy] | None:
         """The leaves to evict so that a batch's ``newcomer`` fits, children before parents; empty if there is room.
@@ -123,7 +135,7 @@ class TierCache(NodeCache):
         victims: list[Copy] = []
         # Children among the victims, by parent: a parent becomes a leaf when all its children go.
         going: dict[Node, int] = {}
-        policy, order = self._policy, self.order
+        policy, order = self._policy, self._order
         while over > 0:
             lowest = self._lowest(going, batch.instance)
             if (
@@ -149,7 +161,7 @@ class TierCache(NodeCache):
 
     def spare(self, count: int) -> list[Copy]:
         """About ``count`` leaves of lowest priority, the lowest first. They stay in the cache."""
-        lowest = self.order.lowest_few(count)
+        lowest = self._order.lowest_few(count)
         leaves = [copy for copy in lowest if not copy.children and self._evictable(copy)]
         leaves.sort(key=self._policy.current)
         return leaves[:count]
@@ -157,7 +169,7 @@ class TierCache(NodeCache):
     def _lowest(self, going: dict[Node, int], instance: str) -> tuple[Copy, float] | None:
         """The leaf of lowest priority that an instance may evict, and that priority. It stays in the order."""
         while True:
-            lowest = self.order.lowest()
+            lowest = self._order.lowest()
             if lowest is None:
                 return None
             copy = lowest[0]
@@ -166,7 +178,7 @@ class TierCache(NodeCache):
             if not written_by_another and self._evictable(copy) and copy.children == going.get(node, 0):
                 return lowest
             # Locks, pins, writers and new children do not update the order. Lifting them offers the copy again.
-            self.order.void(copy)
+            self._order.void(copy)
 
     def _evictable(self, copy: Copy) -> bool:
         node = copy.node

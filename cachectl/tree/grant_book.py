@@ -262,7 +262,7 @@ class GrantBook:
         node = copy.node
         node.count_access(self.tick, now, self._window_s)
         for each in node.copies:
-            each.cache.order.touch(each)
+            each.cache.touch(each)
         # A prompt may have a document twice.
         if node not in grant.locked:
             node.locks += 1
@@ -274,7 +274,7 @@ class GrantBook:
         ``hit`` says that it is loaded from within the instance's own reach.
         """
         for copy in node.copies:
-            copy.cache.order.touch(copy)
+            copy.cache.touch(copy)
         kept = self._reserve(node, hit, grant)
         if node.copies and not known:
             self._registry.attach(node)

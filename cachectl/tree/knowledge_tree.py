@@ -90,7 +90,7 @@ class KnowledgeTree:
             node = self.registry.nodes.get(key)
             if node is not None:
                 for copy in node.copies:
-                    copy.cache.order.reconsider(copy)
+                    copy.cache.reconsider(copy)
 
     # Instances
 
@@ -235,7 +235,7 @@ class KnowledgeTree:
                 self.registry.detached[node.key] = node
             for copy in list(node.copies):
                 if node.locks:
-                    copy.cache.order.void(copy)
+                    copy.cache.withdraw(copy)
                 else:
                     self.tiers.removal.remove_unused(copy)
         self.registry.keep_root(top.root)

@@ -123,7 +123,9 @@ class LoadOrRecompute:
         exact_s = self._cost(loading.tokens, computed)
         per_token_s = exact_s / computed
         chosen: list[Copy | None] = []
-        reused, seconds = 0, self._select_seconds(loading.tokens + computed, question_tokens)
+        # Selecting runs the end of the question over the documents.
+        asked = min(question_tokens, ASKED_TOKENS)
+        reused, seconds = 0, self._cost(loading.tokens + computed - question_tokens, asked)
         for donor, document in zip(donors, documents, strict=True):
             spared = document.tokens - round(share * document.tokens)
             if donor is None or self._donate_seconds(donor, gpu) >= spared * per_token_s:
@@ -142,7 +144,3 @@ class LoadOrRecompute:
 
     def _donate_seconds(self, donor: Copy, gpu: TierCache) -> float:
         return self.load_seconds(donor, gpu) + donor.node.tokens * self._move_s
-
-    def _select_seconds(self, prompt_tokens: int, question_tokens: int) -> float:
-        """Selecting runs the end of the question over the documents."""
-        return self._cost(prompt_tokens - question_tokens, min(question_tokens, ASKED_TOKENS))

@@ -6,9 +6,9 @@ from functools import singledispatch
 from itertools import pairwise
 
 from cachectl.branches import BranchTree, KeptBranches
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.keys import child_key
 from cachectl.nodes.node import Copy, Node
+from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.priority_order import PriorityOrder
 from cachectl.policies.sampled_order import SampledOrder
 from cachectl.runtime.controller import Controller
@@ -232,7 +232,7 @@ def _check_contents(tree: KnowledgeTree, nodes: list[Node]) -> None:
 @check_integrity.register
 def _(cache: TierCache) -> None:
     assert 0 <= cache.used <= cache.capacity
-    check_integrity(cache.order)
+    check_integrity(cache._order)
 
 
 @check_integrity.register

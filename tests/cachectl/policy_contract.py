@@ -8,10 +8,10 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.keys import path_keys
 from cachectl.nodes.node import Copy, PathDocument
 from cachectl.policies.base import ReplacementPolicy
+from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tiers.tier_cache import TierCache
@@ -86,7 +86,7 @@ class WatchedOrder(EvictionOrder):
         self._cache = cache
         self._look = look
         self._seen = cache.evictions
-        self._order = cache.order
+        self._order = cache._order
 
     def enter(self, copy: Copy) -> None:
         self._order.enter(copy)
@@ -114,7 +114,7 @@ class WatchedOrder(EvictionOrder):
 def watch_evictions(tree: KnowledgeTree, look: Callable[[Copy], None]) -> None:
     """Call ``look`` with each copy that is about to be evicted."""
     for cache in tree.tiers:
-        cache.order = WatchedOrder(cache, look)
+        cache._order = WatchedOrder(cache, look)
 
 
 class PolicyContract:

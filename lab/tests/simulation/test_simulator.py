@@ -446,7 +446,7 @@ def test_memory_depends_on_the_tree_and_queues_and_not_on_the_requests(policy, r
         assert len(simulator._ttft._counts) <= 2800
         for cache in tree.tiers:
             # The order removes entries of evicted copies.
-            assert len(getattr(cache.order, "_entries", ())) <= 64 + 2 * nodes
+            assert len(getattr(cache._order, "_entries", ())) <= 64 + 2 * nodes
         if policy == "FORESIGHT":
             histories = tree.policy._histories
             assert len(histories) <= nodes + max(500, 2 * nodes) + 2

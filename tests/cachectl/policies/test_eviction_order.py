@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cachectl.nodes.eviction_order import EvictionOrder
 from cachectl.nodes.node import Copy, Node
 from cachectl.policies import create_policy, sampled_order
+from cachectl.policies.eviction_order import EvictionOrder
 from cachectl.policies.lookahead import Lookahead
 from cachectl.policies.priority_order import PriorityOrder
 from cachectl.policies.sampled_order import SampledOrder

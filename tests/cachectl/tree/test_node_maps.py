@@ -105,6 +105,6 @@ def test_the_nodes_of_a_document_are_in_the_order_in_which_they_came():
     assert not tree.registry.nodes_of("x")
     tree.delete("b")
     tree.delete("c")
-    assert [node.depth for node in tree.registry.nodes_of("a")] == [1]
+    assert [len(node.path) for node in tree.registry.nodes_of("a")] == [1]
     tree.delete("a")
     assert not tree.registry.by_content
