@@ -15,7 +15,7 @@ from retriever.index.catalog import IndexCatalog
 from retriever.ingestion.chunk_preparer import ChunkPreparer
 from retriever.ingestion.committer import Committer
 from retriever.settings import Pace
-from retriever.store.incoming import IncomingDocument, SourceText
+from retriever.store.incoming import IncomingDocument, PreparedChunk, SourceText
 from retriever.store.jobs import ItemResult, JobItem
 from retriever.store.store import Store
 
@@ -31,6 +31,7 @@ class LongDocument:
         self.document = document
         self._store = store
         self._parts = preparer.parts(SourceText(document.text, document.title, document.triplets))
+        self._part: list[PreparedChunk] | None = None
         self._position = 0
 
     def stage_part(self) -> bool:
@@ -38,12 +39,14 @@ class LongDocument:
 
         After an error, the same part is tried again. Raises as ``ChunkPreparer.prepare``, StorageFull, sqlite3.Error.
         """
-        part = self._parts.next()
+        if self._part is None:
+            self._part = self._parts.next()
         with self._store.database.write() as transaction:
-            if not part or not self._store.jobs.still_queued(transaction, [self.item]):
+            if not self._part or not self._store.jobs.still_queued(transaction, [self.item]):
                 return False
-            self._store.documents.stage(transaction, self.item.seq, self._position, part)
-        self._position += len(part)
+            self._store.documents.stage(transaction, self.item.seq, self._position, self._part)
+        self._position += len(self._part)
+        self._part = None
         return True
 
 

@@ -17,6 +17,7 @@ from protocol.retrieval import SearchKind
 from retriever.ingestion.chunker import Chunker
 from retriever.ingestion.cut_places import LONGEST_GAP
 from retriever.settings import ChunkSettings
+from retriever.store.documents import Documents
 
 HERE = Path(__file__).parents[1]
 MIB = 1024 * 1024
@@ -111,6 +112,25 @@ async def test_a_long_document_is_found_whole_and_short_ones_behind_it_do_not_wa
         # Replacing and deleting it works as for any other.
         assert (await put(retriever, "long", "giraffe")).stored == 1
         assert sorted(ids(await search(retriever, "giraffe", top_k=10))) == ["long", "short"]
+
+
+async def test_a_part_that_could_not_be_stored_is_stored_later(tmp_path, monkeypatch):
+    stage, failures = Documents.stage, iter(["SELECT * FROM missing"])
+
+    def failing(self, transaction, seq, position, part):
+        stage(self, transaction, seq, position, part)
+        if position and (statement := next(failures, None)):
+            # It raises an OperationalError, as an error of the disk does.
+            transaction.execute(statement)
+
+    monkeypatch.setattr(Documents, "stage", failing)
+    async with running(tmp_path, group_bytes=2000, chunks={"size": 16, "overlap": 0}) as retriever:
+        text = " ".join(f"word{n}" for n in range(10_000))
+        job = await retriever.put_document(TENANT, "default", upload("long", text))
+        assert (await ended(retriever, job)).stored == 1
+        assert next(failures, None) is None
+        chunks = (await retriever.chunks(TENANT, "default", "long")).chunks
+        assert " ".join(chunk.text for chunk in chunks) == text
 
 
 async def test_uploads_of_one_document_keep_their_order(tmp_path):
