@@ -20,7 +20,7 @@ _EASY_PROMPTS = 4
 _VALUE_BYTES = {"float32": 4}
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFacts(msgspec.Struct, frozen=True):
     """A model's size and shape. ``context`` is its longest prompt and answer in tokens.
 
     ``name`` is what ``ragtree up --model`` takes. ``licence`` is empty if it is unknown.
