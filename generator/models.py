@@ -6,7 +6,6 @@ the user's cache. A half-written folder is never visible under its final name.
 
 import hashlib
 import importlib.util
-import os
 import re
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from filelock import FileLock
 
 from generator.model_files import digest_of_model
 from generator.settings import KvSettings
+from protocol.atomic_files import fsync
 from protocol.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -224,7 +224,9 @@ class ModelStore:
                 scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
                 try:
                     _convert_gguf(locate(), scratch)
-                    _sync_files(scratch)
+                    for path in scratch.rglob("*"):
+                        if path.is_file():
+                            fsync(path)
                     scratch.rename(target)
                 except BaseException:
                     shutil.rmtree(scratch, ignore_errors=True)
@@ -272,13 +274,3 @@ def _convert_gguf(source: Path, target: Path) -> None:
     model.save_pretrained(target)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)  # nosec B615  # the same folder
     tokenizer.save_pretrained(target)
-
-
-def _sync_files(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)

@@ -25,6 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from protocol.atomic_files import fsync
+
 _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp"
 _ABANDONED_S = 24 * 3600.0
@@ -80,7 +82,7 @@ class FingerprintFolder:
         target = self.file(key)
         temporary.rename(target)
         try:
-            _sync(target.parent)
+            fsync(target.parent)
         except OSError:
             # Everybody finds the file, but nobody would ever delete one whose writer reports a failure.
             if _delete(target):
@@ -153,14 +155,6 @@ def _machine_of(temporary: Path) -> str:
     """The machine whose process has created a temporary file; something else for files of earlier releases."""
     _, _, rest = temporary.name.partition(".")
     return rest.partition(".")[0]
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _delete(file: Path) -> bool:

@@ -51,17 +51,13 @@ def store_identity(store: ObjectRequests) -> str:
 
 def _create(file: Path) -> None:
     """Write a new identity, unless another process does. Nobody ever finds a part of it."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f"{_NAME}.")
-    try:
-        with os.fdopen(descriptor, "wb") as temporary:
-            temporary.write(_new())
-            temporary.flush()
-            os.fsync(temporary.fileno())
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f"{_NAME}.") as temporary:
+        temporary.write(_new())
+        temporary.flush()
+        os.fsync(temporary.fileno())
         # Unlike a rename, a link does not replace the file of a process that was faster.
         with suppress(FileExistsError):
-            _link(name, file)
-    finally:
-        Path(name).unlink()
+            _link(temporary.name, file)
 
 
 def _link(name: str, file: Path) -> None:
