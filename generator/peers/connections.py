@@ -4,8 +4,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from generator.peers.handshake import PeerKey, introduce
 from generator.peers.stream import Stream
@@ -13,8 +13,6 @@ from generator.peers.wire import HEAD_BYTES, PageFormat, PeerUnreachable, Reason
 
 Connect = Callable[[str, float], Stream]
 """Opens a connection to an address by a deadline, or raises PeerUnreachable."""
-_Place: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
-"""What a socket connects to: a host and a port, with two more numbers in IPv6."""
 
 
 class Reply(NamedTuple):
@@ -166,20 +164,14 @@ def _connected(address: str, deadline: float) -> socket.socket:
         if left <= 0:
             break
         try:
-            return _connected_to(place, socket.socket(family, kind, protocol), left)
+            with ExitStack() as opened:
+                connecting = opened.enter_context(socket.socket(family, kind, protocol))
+                connecting.settimeout(left)
+                connecting.connect(place)
+                opened.pop_all()
+                return connecting
         except OSError as error:
             failure = error
     if isinstance(failure, TimeoutError):
         raise PeerUnreachable(Reason.TIMEOUT, f"{address} did not accept a connection in time") from failure
     raise PeerUnreachable(Reason.REFUSED, f"{address} does not accept connections: {failure.strerror}") from failure
-
-
-def _connected_to(place: _Place, connecting: socket.socket, timeout_s: float) -> socket.socket:
-    """The socket, connected to a place of its address family. Raises OSError, and closes the socket then."""
-    try:
-        connecting.settimeout(timeout_s)
-        connecting.connect(place)
-    except BaseException:
-        connecting.close()
-        raise
-    return connecting

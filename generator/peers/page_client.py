@@ -1,11 +1,9 @@
 """The client of other machines' page servers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
-
-import numpy as np
 
 from generator.peers.connections import ConnectionPool, Reply, connect
 from generator.peers.handshake import PeerKey
@@ -21,7 +19,7 @@ from generator.peers.wire import (
     decode_head,
     framed,
 )
-from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget
+from generator.tiers.base import Damage, KvBroken, KvMissing, Page, PageTarget, SpareBuffers
 from protocol.kv import Pages
 from protocol.tiers import Tier
 
@@ -32,11 +30,11 @@ _BUFFER_BYTES = 8 << 20
 class _BlockRooms:
     """Room for the pages of one reply, which come in order, in the ``blocks`` of a target.
 
-    That is their own memory, or else a buffer, which is written to them when it is full. ``buffer`` returns it, of
-    shape [any, page_bytes]. ``position`` counts the pages from 0.
+    That is their own memory, or else a ``buffer`` of shape [any, page_bytes], which is written to them when it is full.
+    ``position`` counts the pages from 0.
     """
 
-    def __init__(self, target: PageTarget, blocks: Sequence[int], buffer: Callable[[], Page]) -> None:
+    def __init__(self, target: PageTarget, blocks: Sequence[int], buffer: Page) -> None:
         self._target = target
         self._blocks = blocks
         self._buffer = buffer
@@ -48,13 +46,13 @@ class _BlockRooms:
         if parts:
             return parts
         self._waiting.append(self._blocks[position])
-        return [self._buffer()[len(self._waiting) - 1]]
+        return [self._buffer[len(self._waiting) - 1]]
 
     def filled(self, position: int) -> None:
         """Take a page that has arrived. Writes the buffer to its blocks if it is full or no page follows."""
         last = position == len(self._blocks) - 1
-        if self._waiting and (last or len(self._waiting) == len(self._buffer())):
-            self._target.write(self._buffer(), range(len(self._waiting)), self._waiting)
+        if self._waiting and (last or len(self._waiting) == len(self._buffer)):
+            self._target.write(self._buffer, range(len(self._waiting)), self._waiting)
             self._waiting = []
 
 
@@ -70,6 +68,8 @@ class RemoteCopy(NamedTuple):
 class RemoteReader:
     """Reads the pages of one copy, in any order, until ``deadline`` in seconds of ``time.monotonic()``.
 
+    Pages that cannot be received in place go through the ``buffer``, of shape [any, page_bytes].
+
     Each call is one request. When it returns, all its pages are verified: their checksums match, and the copy did not
     change while it was sent. One thread uses a reader at a time.
 
@@ -77,8 +77,7 @@ class RemoteReader:
     that is what the peer says of the copy; and IndexError if the node has no such page.
     """
 
-    def __init__(self, pool: ConnectionPool, copy: RemoteCopy, deadline: float, buffer: Callable[[], Page]) -> None:
-        """``buffer`` returns memory for pages, of shape [any, page_bytes], always the same."""
+    def __init__(self, pool: ConnectionPool, copy: RemoteCopy, deadline: float, buffer: Page) -> None:
         self._pool = pool
         self._copy = copy
         self._deadline = deadline
@@ -148,8 +147,8 @@ class PeerPages:
     ) -> None:
         own_format = PageFormat(fingerprint, page_bytes, rank)
         self._pool = ConnectionPool(partial(connect, own_format, PeerKey(key), timeout_s), most_idle)
-        self._buffer_shape = (max(1, _BUFFER_BYTES // page_bytes), page_bytes)
-        self._spare_buffers: list[Page] = []
+        # Memory that no page has touched takes no room, so a reader has a buffer even if it needs none.
+        self._buffers = SpareBuffers(max(1, _BUFFER_BYTES // page_bytes), page_bytes)
 
     @contextmanager
     def reading(
@@ -160,22 +159,10 @@ class PeerPages:
         ``pages`` locate it in the peer's host memory; other tiers ignore it. All reads end by ``deadline``, in seconds
         of ``time.monotonic()``. Nothing is sent before the first read.
         """
-        taken: list[Page] = []
-
-        def buffer() -> Page:
-            if not taken:
-                try:
-                    taken.append(self._spare_buffers.pop())
-                except IndexError:
-                    taken.append(np.empty(self._buffer_shape, np.uint8))
-            return taken[0]
-
-        try:
+        with self._buffers.taken() as buffer:
             yield RemoteReader(self._pool, RemoteCopy(address, key, tier, pages), deadline, buffer)
-        finally:
-            self._spare_buffers += taken
 
     def close(self) -> None:
         """Close all connections. Reads under way fail, and so do later ones. Idempotent."""
         self._pool.close()
-        self._spare_buffers.clear()
+        self._buffers.clear()

@@ -13,6 +13,7 @@ from generator.tiers.base import (
     Damage,
     KvBroken,
     KvMissing,
+    KvTier,
     OrderedWriter,
     Page,
     PageReader,
@@ -40,8 +41,8 @@ class State(IntEnum):
     READY = 2
 
 
-class HostArena:
-    """A ``KvTier`` of pages in the file at ``path``. A stack has one arena on each machine, with its memory reserved.
+class HostArena(KvTier):
+    """A tier of pages in the file at ``path``. A stack has one arena on each machine, with its memory reserved.
 
     The arena allocates nothing. The controller hands out pages with stamps, and a page belongs to the highest stamp
     that it was ever written under. A writer locks its pages until it is done or dead. Readers take no locks: they check
@@ -57,8 +58,6 @@ class HostArena:
     """
 
     tier = Tier.HOST
-    on_network = False
-    identity = ""
 
     def __init__(
         self,
@@ -103,9 +102,8 @@ class HostArena:
             raise TierFull(f"{node.key} needs {count} pages of the arena, but was given {pages}")
         with self._file.locks() as locks:
             if not self._claim(node, pages, locks):
-                discarding = discarding_writer(count, self._geometry.page_bytes)
-                yield discarding
-                discarding.finish()
+                with discarding_writer(count, self._geometry.page_bytes) as discarding:
+                    yield discarding
                 return
             try:
                 writer = OrderedWriter(count, lambda index: self._file.pages[pages.numbers[index]])
@@ -234,8 +232,8 @@ class HostArena:
                 self._states[number] = State.FREE
 
 
-class _ArenaReader:
-    """A ``PageReader`` over the arena's memory."""
+class _ArenaReader(PageReader):
+    """Reads the arena's memory."""
 
     def __init__(self, node: KvNode, pages: Page, of: Pages, verify: Callable[[], None]) -> None:
         self.node = node
@@ -255,9 +253,6 @@ class _ArenaReader:
             self._check(first)
             self._check(first + len(blocks) - 1)
             target.write(self._pages, self._numbers[first : first + len(blocks)], blocks)
-
-    def uncache(self) -> None:
-        """Do nothing: the arena is memory."""
 
     def verify(self) -> None:
         """Check that the pages still hold the node. Raises KvBroken."""

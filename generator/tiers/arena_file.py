@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -176,11 +176,9 @@ class ArenaFile:
         self.headers: NDArray[np.void] = np.ndarray(count, PAGE_HEADER, memory, _BLOCK)
         self.pages: Page = np.ndarray((count, geometry.page_bytes), np.uint8, memory, headers_end, (geometry.stride, 1))
 
-    @contextmanager
-    def locks(self) -> Iterator[ByteLocks]:
+    def locks(self) -> closing[ByteLocks]:
         """Locks on the file's bytes, released at the end of the block."""
-        with _locks_on(self._descriptor) as locks:
-            yield locks
+        return closing(ByteLocks(self._descriptor))
 
     def close(self) -> None:
         """Detach. The memory is unmapped when the last view of a page is gone. Idempotent."""
@@ -194,7 +192,7 @@ class ArenaFile:
         while True:
             descriptor = self._open()
             try:
-                with _locks_on(descriptor) as locks, locks.waiting(_DOOR):
+                with closing(ByteLocks(descriptor)) as locks, locks.waiting(_DOOR):
                     # While this process waited, another one may have deleted the file.
                     if self._is_current(descriptor) and self._has_geometry(descriptor):
                         return descriptor, self._map(descriptor)
@@ -261,12 +259,3 @@ class ArenaFile:
             "user may write to",
             param="generator.kv.host_dir",
         )
-
-
-@contextmanager
-def _locks_on(descriptor: int) -> Iterator[ByteLocks]:
-    locks = ByteLocks(descriptor)
-    try:
-        yield locks
-    finally:
-        locks.close()

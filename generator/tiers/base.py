@@ -5,8 +5,9 @@ from 0. Pages are passed one at a time, so a caller needs no memory for a whole 
 tiers that every page is written, in order.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -87,27 +88,29 @@ class PageTarget(Protocol):
         """A block's own memory, in parts that make up a page in this order. Empty if the CPU cannot access it."""
 
 
-class PageReader(Protocol):
+class PageReader(ABC):
     """Reads the pages of one ``node``, in any order."""
 
     node: KvNode
 
+    @abstractmethod
     def page(self, index: int) -> Page:
         """Page ``index`` of the node. Read-only, and valid until the next call or the end of reading.
 
         Raises KvBroken, or IndexError if the node has no such page.
         """
 
+    @abstractmethod
     def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
         """Load the pages from ``first`` on into ``blocks``, in the fastest way that tier and target support.
 
         Raises KvBroken, or IndexError if the node has no such page. The content of the blocks is undefined then.
         """
 
-    def uncache(self) -> None:
+    def uncache(self) -> None:  # noqa: B027 - memory has no cache
         """Let the next reads come from the disk, if that is where the copy is, and not from the file cache."""
 
-    def verify(self) -> None:
+    def verify(self) -> None:  # noqa: B027 - most have verified each page that they have read, and it never changes
         """Raise KvBroken unless all that was read so far is the node's. Call it before publishing what was read."""
 
 
@@ -129,12 +132,13 @@ class KvTier(Protocol):
     """
 
     tier: Tier
-    on_network: bool
+    on_network: bool = False
     """Whether the copies are on a network, so that each read waits for it."""
 
     @property
     def identity(self) -> str:
         """A UUID that names the tier on every machine that uses it. Empty if it is this machine's own, or unknown."""
+        return ""
 
     def has(self, key: str, pages: Pages | None) -> bool:
         """Whether this copy is published. Has no side effects, reads no KV, and never raises."""
@@ -169,6 +173,7 @@ class KvTier(Protocol):
 
         No copy can be written to this page under a lower stamp.
         """
+        return 0
 
     def close(self) -> None:
         """Close the tier. Published copies stay. Idempotent; no other method may be called afterwards."""
@@ -196,7 +201,34 @@ class OrderedWriter:
             raise ValueError(f"{self._next} of {self._count} pages were filled")
 
 
-def discarding_writer(count: int, page_bytes: int) -> OrderedWriter:
+@contextmanager
+def discarding_writer(count: int, page_bytes: int) -> Iterator[PageWriter]:
     """A writer that discards what is written, for a copy that is already published."""
     scratch = np.empty(page_bytes, np.uint8)
-    return OrderedWriter(count, lambda _: scratch)
+    writer = OrderedWriter(count, lambda _: scratch)
+    yield writer
+    writer.finish()
+
+
+class SpareBuffers:
+    """Buffers of a ``shape`` for pages, each for one user at a time. Thread-safe."""
+
+    def __init__(self, *shape: int) -> None:
+        self._shape = shape
+        self._spare: list[Page] = []
+
+    @contextmanager
+    def taken(self) -> Iterator[Page]:
+        """A spare buffer, or a new one, which is spare after the block."""
+        try:
+            buffer = self._spare.pop()
+        except IndexError:
+            buffer = np.empty(self._shape, np.uint8)
+        try:
+            yield buffer
+        finally:
+            self._spare.append(buffer)
+
+    def clear(self) -> None:
+        """Free the spare buffers."""
+        self._spare.clear()

@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import structlog
 
 from generator.tiers.base import (
     Damage,
     KvBroken,
     KvMissing,
-    Page,
+    KvTier,
     PageReader,
     PageWriter,
+    SpareBuffers,
     StoredNode,
     TierFull,
     TierUnavailable,
@@ -39,8 +39,8 @@ class _Entry(NamedTuple):
     bytes: int
 
 
-class DiskTier:
-    """A ``KvTier`` of files under ``folder``. Processes may share it: each finds what the others publish.
+class DiskTier(KvTier):
+    """A tier of files under ``folder``. Processes may share it: each finds what the others publish.
 
     So may machines that mount the folder, which tell each other's unfinished files by ``machine``: this one's boot id.
 
@@ -55,8 +55,6 @@ class DiskTier:
     """
 
     tier = Tier.DISK
-    on_network = False
-    highest_stamp = 0
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class DiskTier:
         self._reserved = 0
         # Guards the index, the reservations, and publishing and deleting files. Never held while KV is copied.
         self._lock = threading.Lock()
-        self._spare_buffers: list[Page] = []
+        self._buffers = SpareBuffers(page_bytes)
         try:
             self._folder.prepare()
         except OSError as error:
@@ -110,7 +108,7 @@ class DiskTier:
         descriptor = self._open(key)
         try:
             header = self._header(key, descriptor)
-            with self._buffer() as buffer:
+            with self._buffers.taken() as buffer:
                 reader = NodeFileReader(descriptor, header, buffer)
                 try:
                     yield reader
@@ -127,13 +125,12 @@ class DiskTier:
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
         """Write a temporary file, which is renamed when it is whole."""
         if self.has(node.key, pages):
-            discarding = discarding_writer(self._format.pages(node), self._format.page_bytes)
-            yield discarding
-            discarding.finish()
+            with discarding_writer(self._format.pages(node), self._format.page_bytes) as discarding:
+                yield discarding
             return
         size = self._format.file_bytes(node)
         with self._room(size), self._temporary(node.key) as (descriptor, temporary):
-            with self._buffer() as buffer:
+            with self._buffers.taken() as buffer:
                 writer = NodeFileWriter(descriptor, self._format, node, buffer)
                 yield writer
                 writer.finish()
@@ -171,7 +168,7 @@ class DiskTier:
 
     def close(self) -> None:
         """Free the page buffers."""
-        self._spare_buffers.clear()
+        self._buffers.clear()
 
     def _refresh(self) -> None:
         """Add to the index what other processes published, and remove from it what they deleted.
@@ -283,14 +280,3 @@ class DiskTier:
 
     def _used(self) -> int:
         return sum(entry.bytes for entry in self._index.values())
-
-    @contextmanager
-    def _buffer(self) -> Iterator[Page]:
-        try:
-            buffer = self._spare_buffers.pop()
-        except IndexError:
-            buffer = np.empty(self._format.page_bytes, np.uint8)
-        try:
-            yield buffer
-        finally:
-            self._spare_buffers.append(buffer)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from generator.tiers.base import Damage, KvBroken, OrderedWriter, Page, PageTarget, TierFull
+from generator.tiers.base import Damage, KvBroken, OrderedWriter, Page, PageReader, PageTarget, TierFull
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
 from protocol.kv import KvNode
 
@@ -43,8 +43,8 @@ def read_header(descriptor: int, layout: NodeFormat) -> NodeHeader:
     return layout.decode(os.pread(descriptor, length, 0), size)
 
 
-class NodeFileReader:
-    """A ``PageReader`` of an open file. It reads every page into the same ``buffer``.
+class NodeFileReader(PageReader):
+    """Reads an open file. It reads every page into the same ``buffer``.
 
     The file is not mapped, because truncating a mapped file would kill the process. ``damage`` is the damage found so
     far, if any.
@@ -74,9 +74,6 @@ class NodeFileReader:
     def uncache(self) -> None:
         """Take the file out of the file cache."""
         evict(self._descriptor)
-
-    def verify(self) -> None:
-        """Do nothing: each page was verified when it was read, and a file never changes."""
 
     def _read(self, index: int, parts: Sequence[Page]) -> None:
         if not 0 <= index < len(self._header.checksums):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from generator.tiers.base import Damage, KvBroken, KvMissing, OrderedWriter, Page, PageTarget
+from generator.tiers.base import Damage, KvBroken, KvMissing, OrderedWriter, Page, PageReader, PageTarget
 from generator.tiers.node_format import NodeFormat, NodeHeader
 from generator.tiers.object_requests import ObjectRequests
 from protocol.kv import KvNode
@@ -13,8 +13,8 @@ from protocol.kv import KvNode
 _REQUEST_BYTES = 8 << 20
 
 
-class ObjectReader:
-    """A ``PageReader`` of the version ``e_tag`` of an object.
+class ObjectReader(PageReader):
+    """Reads the version ``e_tag`` of an object.
 
     ``damage`` is the damage found so far, if any. Each method that reads raises TierUnavailable if the store does not
     answer.
@@ -53,9 +53,6 @@ class ObjectReader:
     def uncache(self) -> None:
         """Forget the pages that were fetched."""
         self._fetched = self._fetched[:0]
-
-    def verify(self) -> None:
-        """Do nothing: each page was verified when it was read, and all are of one version of the object."""
 
     def _fetch(self, first: int, count: int) -> Page:
         checksums = self._header.checksums[max(first, 0) : first + count]

@@ -2,17 +2,13 @@
 
 from contextlib import AbstractContextManager
 
-from generator.tiers.base import KvMissing, PageReader, PageWriter, StoredNode, TierFull
+from generator.tiers.base import KvMissing, KvTier, PageReader, PageWriter, StoredNode, TierFull
 from protocol.kv import KvNode, Pages
 from protocol.tiers import Tier
 
 
-class NullTier:
-    """A ``KvTier`` without capacity: it is always empty and refuses every copy."""
-
-    on_network = False
-    identity = ""
-    highest_stamp = 0
+class NullTier(KvTier):
+    """A tier without capacity: it is always empty and refuses every copy."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier

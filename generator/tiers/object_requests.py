@@ -149,15 +149,14 @@ def open_store(settings: ObjectStoreSettings) -> ObjectRequests:
     """
     scheme = urlsplit(settings.url).scheme
     try:
-        store = _folder(settings) if scheme == "file" else _bucket(settings, scheme)
+        if scheme == "file":
+            store: ObjectStore = LocalStore(Path(unquote(urlsplit(settings.url).path)), mkdir=True)
+        else:
+            store = _bucket(settings, scheme)
     except (BaseError, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"the object store {settings.url} cannot be opened: {reason}") from error
     return ObjectRequests(store, settings.url)
-
-
-def _folder(settings: ObjectStoreSettings) -> ObjectStore:
-    return LocalStore(Path(unquote(urlsplit(settings.url).path)), mkdir=True)
 
 
 def _bucket(settings: ObjectStoreSettings, scheme: str) -> ObjectStore:

@@ -14,6 +14,7 @@ from generator.tiers.base import (
     Damage,
     KvBroken,
     KvMissing,
+    KvTier,
     PageReader,
     PageWriter,
     StoredNode,
@@ -43,8 +44,8 @@ class _Entry(NamedTuple):
     node: KvNode | None
 
 
-class ObjectStoreTier:
-    """A ``KvTier`` of objects ``<fingerprint>/<first two digits of the key>/<key>.safetensors``, bounded in bytes.
+class ObjectStoreTier(KvTier):
+    """A tier of objects ``<fingerprint>/<first two digits of the key>/<key>.safetensors``, bounded in bytes.
 
     All machines may share the store. Each has an index of the objects that it knows: those that it has listed, read or
     written. ``has`` asks the store, because others may have written or deleted the object since. Only if the store does
@@ -59,7 +60,6 @@ class ObjectStoreTier:
 
     tier = Tier.DISK
     on_network = True
-    highest_stamp = 0
 
     def __init__(
         self, requests: ObjectRequests, fingerprint: str, page_tokens: int, page_bytes: int, max_bytes: int
@@ -113,9 +113,8 @@ class ObjectStoreTier:
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:  # noqa: ARG002
         """Collect the node in memory, and upload it when it is whole."""
         if self._is_written(node.key):
-            discarding = discarding_writer(self._format.pages(node), self._format.page_bytes)
-            yield discarding
-            discarding.finish()
+            with discarding_writer(self._format.pages(node), self._format.page_bytes) as discarding:
+                yield discarding
             return
         size = self._format.file_bytes(node)
         with self._room(size):

@@ -97,11 +97,11 @@ def test_readings_share_a_buffer_one_after_the_other(
         first.load(0, [0], target)
         second.load(1, [1], target)
     assert all((target.page(index) == content_of(NODE)[index]).all() for index in range(2))
-    buffers = {id(buffer) for buffer in client._spare_buffers}
+    buffers = {id(buffer) for buffer in client._buffers._spare}
     assert len(buffers) == 2
     with reading() as third:
         third.load(2, [0], target)
-    assert {id(buffer) for buffer in client._spare_buffers} == buffers
+    assert {id(buffer) for buffer in client._buffers._spare} == buffers
 
 
 def page_of(reader: RemoteReader, index: int) -> Page:
