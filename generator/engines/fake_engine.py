@@ -173,8 +173,8 @@ class FakeEngine:
     def _answer(self, prompt: Prompt, sampling: Sampling) -> tuple[list[str], FinishReason]:
         """The text of each token of the answer, and why the answer ends."""
         source = next(part.token_ids for part in (*prompt.documents, *prompt.segments) if part.token_ids)
-        stream = self._tokenizer.decode_stream()
-        texts = [stream.push(token_id) for token_id in source[: sampling.max_tokens]]
+        completed = self._tokenizer.decode_stream()
+        texts = [completed(token_id) for token_id in source[: sampling.max_tokens]]
         whole = "".join(texts)
         found = [(begin, begin + len(stop)) for stop in sampling.stop if (begin := whole.find(stop)) >= 0]
         if not found:

@@ -12,7 +12,7 @@ are, but no text has that name, and the model cuts the old one as it cuts any te
 
 import re
 import secrets
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +109,13 @@ class ModelTokenizer:
         """The texts of the control tokens, and of all others added to the vocabulary, in the order of their ids."""
         return [token.content for _, token in sorted(self._template_tokenizer.get_added_tokens_decoder().items())]
 
-    def decode_stream(self) -> "TextStream":
-        """A decoder for one answer, token by token."""
-        return TextStream(self._template_tokenizer)
+    def decode_stream(self) -> Callable[[int], str]:
+        """A decoder for one answer: it takes each token, and returns the text that the token completes, maybe none.
 
-
-class TextStream:
-    """Decodes a growing list of token ids. Holds back bytes until their character is complete."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-
-    def push(self, token_id: int) -> str:
-        """The text that this token completes, possibly empty."""
-        return self._stream.step(self._tokenizer, token_id) or ""
+        Bytes are held back until their character is complete.
+        """
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token_id: stream.step(self._template_tokenizer, token_id) or ""
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -46,8 +46,8 @@ class Lessons:
 
     def f1(self, answer: Sequence[int], right: Sequence[str]) -> float:
         """The F1 of an answer's words, from 0 to 1."""
-        stream = self._tokenizer.decode_stream()
-        return f1("".join(stream.push(token) for token in answer), right)
+        completed = self._tokenizer.decode_stream()
+        return f1("".join(completed(token) for token in answer), right)
 
     def _laid_out(self, tasks: Sequence[FactTask]) -> Iterator[LaidOut]:
         for task in tasks:

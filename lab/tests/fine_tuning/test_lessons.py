@@ -24,8 +24,8 @@ def layout(tokenizer: ModelTokenizer, room: int = 40_000) -> SegmentLayout:
 
 
 def text(tokenizer: ModelTokenizer, token_ids) -> str:
-    stream = tokenizer.decode_stream()
-    return "".join(stream.push(token) for token in token_ids)
+    completed = tokenizer.decode_stream()
+    return "".join(completed(token) for token in token_ids)
 
 
 @pytest.mark.parametrize("kind", FACTS)

@@ -211,8 +211,8 @@ def test_an_answers_tokens_are_shown_as_before(tmp_path):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens(["<think>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    stream = ModelTokenizer(folder).decode_stream()
-    shown = [stream.push(tokenizer.token_to_id(token)) for token in ("<think>", "<|end|>", "a")]
+    completed = ModelTokenizer(folder).decode_stream()
+    shown = [completed(tokenizer.token_to_id(token)) for token in ("<think>", "<|end|>", "a")]
     assert "".join(shown) == "<think>a"
 
 

@@ -22,14 +22,14 @@ def folder(tmp_path_factory) -> Path:
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=40))
 def test_streamed_tokens_decode_to_the_text(folder, text):
     tokenizer = ModelTokenizer(folder)
-    stream = tokenizer.decode_stream()
-    assert "".join(stream.push(token) for token in tokenizer.encode(text)) == text
+    completed = tokenizer.decode_stream()
+    assert "".join(completed(token) for token in tokenizer.encode(text)) == text
 
 
 def test_a_stream_holds_back_an_incomplete_character(folder):
     tokenizer = ModelTokenizer(folder)
-    stream = tokenizer.decode_stream()
-    assert [stream.push(token) for token in tokenizer.encode("€")] == ["", "", "€"]
+    completed = tokenizer.decode_stream()
+    assert [completed(token) for token in tokenizer.encode("€")] == ["", "", "€"]
 
 
 def test_a_folder_without_a_tokenizer_is_a_config_error(tmp_path):
