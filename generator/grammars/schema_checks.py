@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -106,13 +107,13 @@ class KnownVerdicts:
             self._bytes -= _weight(forgotten)
 
 
+@dataclass
 class _Trial:
     """A schema that is being tried for ``caller``, and how many requests wait for the verdict."""
 
-    def __init__(self, caller: str, verdict: "Future[Verdict | None]") -> None:
-        self.caller = caller
-        self.verdict = verdict
-        self.waiting = 0
+    caller: str
+    verdict: "Future[Verdict | None]"
+    waiting: int = 0
 
 
 class SchemaChecks:

@@ -8,6 +8,7 @@ once:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from protocol.dependency import Branch, DepPrompt
@@ -17,17 +18,15 @@ Encode: TypeAlias = Callable[[str], tuple[int, ...]]
 """Tokenises a text on its own."""
 
 
+@dataclass(slots=True)
 class _Node:
     """An entity or a relation, and what the paths through it go on with, in the order of the paths.
 
     ``stated_by`` has the content hashes of the chunks that the paths have it from, in this order, too.
     """
 
-    __slots__ = ("children", "stated_by")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
-        self.stated_by: dict[str, None] = {}
+    children: "dict[str, _Node]" = field(default_factory=dict)
+    stated_by: dict[str, None] = field(default_factory=dict)
 
 
 def dependency_trees(paths: Sequence[Path], encode: Encode, heading: str = "", end: str = "") -> DepPrompt | None:

@@ -1,6 +1,7 @@
 """Keeps branches' KV for later prompts: a radix tree for each root entity (DepCache, section 4)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -80,26 +81,17 @@ class PromptBranch(NamedTuple):
     tokens: range
 
 
+@dataclass(slots=True, eq=False)
 class _Kept:
     """A branch that is kept. ``used`` is when it was last used."""
 
-    __slots__ = ("below", "branch", "key", "namespace", "parent", "stated_by", "used")
-
-    def __init__(
-        self,
-        namespace: str,
-        key: bytes,
-        parent: "_Kept | None",
-        branch: KeptBranch,
-        used: int,
-    ) -> None:
-        self.namespace = namespace
-        self.key = key
-        self.parent = parent
-        self.branch = branch
-        self.used = used
-        self.stated_by: frozenset[str] = frozenset()
-        self.below: set[_Kept] = set()
+    namespace: str
+    key: bytes
+    parent: "_Kept | None"
+    branch: KeptBranch
+    used: int
+    stated_by: frozenset[str] = frozenset()
+    below: "set[_Kept]" = field(default_factory=set)
 
 
 class BranchCache:

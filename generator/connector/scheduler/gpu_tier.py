@@ -6,6 +6,7 @@ that nobody holds (``BlockOwners``).
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.scheduler.planned_request import PlannedRequest
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
 _MOST_SPARE = 64
 
 
+@dataclass(slots=True)
 class _Held:
     """A held node: its blocks in the order of its pages, and the held nodes right after it."""
 
-    __slots__ = ("blocks", "children", "node", "parent")
-
-    def __init__(self, node: KvNode, parent: str | None, blocks: tuple[int, ...]) -> None:
-        self.node = node
-        self.parent = parent
-        self.blocks = blocks
-        self.children: set[str] = set()
+    node: KvNode
+    parent: str | None
+    blocks: tuple[int, ...]
+    children: set[str] = field(default_factory=set)
 
 
 class GpuTier:
