@@ -11,8 +11,7 @@ from generator.composing.dependency.branch_cache import BranchCache, TokenKv
 from generator.composing.dependency.tree_composer import TreeComposer
 from generator.composing.partial_forward import PartialForward
 from generator.composing.selection.added import EngineParts, added_selectors
-from generator.composing.selection.base import Selector
-from generator.composing.selection.nothing import Nothing
+from generator.composing.selection.base import Nothing, Selector
 from generator.composing.selection.question_attention import QuestionAttention
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.settings import KvSettings

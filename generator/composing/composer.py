@@ -12,6 +12,7 @@ from generator.composing.partial_forward import AttendedBlocks, PartialForward
 from generator.composing.runs import Run, joined, positions_of, slices
 from generator.composing.selection.base import ComposedPrompt, Selection, Selector
 from generator.connector.blocks.staged_pages import StagedPages, StagedRows
+from generator.connector.messages import Composed
 
 _MOVED_AT_ONCE_BYTES = 256 << 20
 """Of pages that come out of host memory to a GPU."""
@@ -137,14 +138,6 @@ class Task(NamedTuple):
     method: str
     share: float
     bound: float | None = None
-
-
-class Composed(NamedTuple):
-    """Result: the numbers of donated tokens ``reused`` and ``recomputed``, and the ``deviation`` of the latter."""
-
-    reused: int
-    recomputed: int
-    deviation: float
 
 
 class Composer:

@@ -47,12 +47,15 @@ class RequestMessage(msgspec.Struct, frozen=True):
 class Composed(msgspec.Struct, frozen=True):
     """How a prompt was composed: donated tokens ``reused`` as they were, and those ``recomputed``.
 
-    Both are 0 if their ``deviation`` exceeded its bound, so that the prompt was computed.
+    Both are 0 if the ``deviation`` of the recomputed ones exceeded its bound, so that the prompt was computed.
     """
 
     reused: int
     recomputed: int
     deviation: float
+
+
+NOT_COMPOSED = Composed(reused=0, recomputed=0, deviation=0.0)
 
 
 class Prefilled(msgspec.Struct, frozen=True):

@@ -3,12 +3,13 @@
 All of it is plain data, because the sides may run in different processes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from generator.connector.messages import NOT_COMPOSED, Composed
 from generator.tiers.base import TierContents
 from protocol.dependency import DependencyTrees
 from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerRead
@@ -67,6 +68,10 @@ class DonorPages(_Read):
     blocks: tuple[int, ...] = ()
 
 
+def _is_at(location: str) -> Callable[[Piece | DonorPages], bool]:
+    return lambda read: read.copy.location == location
+
+
 @dataclass(frozen=True)
 class Load:
     """What one request loads in the background. It may take several steps, in which other requests go on.
@@ -88,22 +93,15 @@ class Load:
 
     def near_and_far(self) -> "tuple[Load, list[Load]]":
         """What is read at this location, with all copies, and what is read at each other one."""
-        near = replace(
-            self,
-            pieces=tuple(piece for piece in self.pieces if piece.source.peer is None),
-            donors=tuple(donor for donor in self.donors if donor.source.peer is None),
-        )
+        near = self.only(lambda read: read.source.peer is None, self.copies)
         peers = [read.source.peer for read in (*self.pieces, *self.donors)]
-        far = [
-            replace(
-                self,
-                pieces=tuple(piece for piece in self.pieces if piece.copy.location == location),
-                copies=(),
-                donors=tuple(donor for donor in self.donors if donor.copy.location == location),
-            )
-            for location in dict.fromkeys(peer.location for peer in peers if peer is not None)
-        ]
-        return near, far
+        locations = dict.fromkeys(peer.location for peer in peers if peer is not None)
+        return near, [self.only(_is_at(location)) for location in locations]
+
+    def only(self, is_chosen: Callable[[Piece | DonorPages], bool], copies: tuple[BlockCopy, ...] = ()) -> "Load":
+        """The part of the load that reads what is chosen, with these ``copies``."""
+        pieces, donors = tuple(filter(is_chosen, self.pieces)), tuple(filter(is_chosen, self.donors))
+        return replace(self, pieces=pieces, copies=copies, donors=donors)
 
     def split(self, count: int) -> "list[Load]":
         """Up to ``count`` loads of about equally many pages and donors, for as many threads.
@@ -251,14 +249,9 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class CompositionResult:
-    """Result of a composition: donated tokens ``reused`` as they were, and those ``recomputed``. 0 if it ``failed``.
+    """Result of a composition. If it ``failed``, it has used nothing. It has a deviation if it failed for that."""
 
-    ``deviation`` is that of the recomputed ones (``generator.composing.composer``), also if it failed for that.
-    """
-
-    reused: int = 0
-    recomputed: int = 0
-    deviation: float = 0.0
+    composed: Composed = NOT_COMPOSED
     failed: bool = False
 
 

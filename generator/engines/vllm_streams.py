@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from generator.connector.messages import Composed, Prefilled, RequestMessage
+from generator.connector.messages import NOT_COMPOSED, Prefilled, RequestMessage
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
 from protocol.generation import GenerationStep, PrefillResult, Sampling
@@ -196,7 +196,7 @@ class PlanStreams:
             log.warning("prefill_not_reported", query_id=plan.query_id)
             return result
         prefilled = report.result()
-        composed = prefilled.composed or Composed(reused=0, recomputed=0, deviation=0.0)
+        composed = prefilled.composed or NOT_COMPOSED
         result = msgspec.structs.replace(
             result,
             composed_tokens=composed.reused,

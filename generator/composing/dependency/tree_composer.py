@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 
 from generator.composing.attention_layers import AttentionLayer, LayerKv, slots_of
-from generator.composing.composer import Composed
 from generator.composing.dependency.branch_cache import BranchCache, KeptBranch, PromptBranch, TokenKv
 from generator.composing.dependency.forest import Forest, tree_pass
 from generator.composing.dependency.tree_attention import TreeAttention
 from generator.composing.partial_forward import PartialForward
 from generator.composing.runs import Run, positions_of, slices
+from generator.connector.messages import Composed
 from protocol.dependency import DependencyTrees, branch_keys
 
 _MAIN_MEMORY = torch.device("cpu")

@@ -1,1 +1,1 @@
-"""Selectors: which tokens of composed documents are computed again. One ``Selector`` a file."""
+"""Selectors: which tokens of composed documents are computed again. ``base`` has their contract."""

@@ -78,3 +78,11 @@ class Selector(ABC):
 
     def close(self) -> None:  # noqa: B027 - most run nothing
         """End what runs beside the engine."""
+
+
+class Nothing(Selector):
+    """Selects nothing: each document keeps the KV that it has on its own, as in Shared RAG-DCache (direct reuse)."""
+
+    def select(self, prompt: ComposedPrompt, budget: int) -> Selection:  # noqa: ARG002
+        """No runs."""
+        return Selection(())

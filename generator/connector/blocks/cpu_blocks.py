@@ -72,24 +72,20 @@ class CpuBlocks(PagedBlocks):
 
     def pin(self, memory: Page) -> Callable[[], None]:  # noqa: ARG002 - a CPU copies any memory directly
         """Do nothing."""
-        return _nothing
+        return lambda: None
 
     def enter_thread(self) -> None:
         """Do nothing."""
 
     def fence(self) -> Callable[[], None]:
         """A function that returns at once."""
-        return _nothing
+        return lambda: None
 
     def finish(self) -> None:
         """Do nothing."""
 
     def _indices(self, numbers: Sequence[int]) -> torch.Tensor:
         return torch.tensor(numbers)
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to wait for, or to undo."""
 
 
 def _runs(rows: Sequence[int], blocks: Sequence[int]) -> list[tuple[slice, list[int]]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes, slabs_of
 from generator.connector.blocks.staged_pages import StagedPages
 from generator.connector.refusal import UnsupportedByConnector
-from generator.tiers.base import Page
+from generator.tiers.base import Page, PageTarget
 
 if TYPE_CHECKING:
     from generator.connector.step_jobs import BlockCopy
@@ -56,7 +56,7 @@ class LayerPlaces(NamedTuple):
         return blake3(f"{self.name} {tuple(self.shape)}:".encode() + self.in_page.astype("<u4").tobytes()).hexdigest(16)
 
 
-class PagedBlocks(ABC):
+class PagedBlocks(PageTarget, ABC):
     """The blocks of an engine's KV cache, read and written as pages of ``page_bytes`` bytes.
 
     A page is the block's memory in all ``_slabs``, one after the other. Copies of one thread are made in order, and may
@@ -135,10 +135,6 @@ class PagedBlocks(ABC):
     @abstractmethod
     def stage(self, count: int) -> StagedPages:
         """Memory for ``count`` pages that are not in blocks yet. The engine's thread calls this."""
-
-    @abstractmethod
-    def in_place(self, block: int) -> list[Page]:
-        """A block's own memory, one part a slab. Empty if it is not CPU memory."""
 
     @abstractmethod
     def pin(self, memory: Page) -> Callable[[], None]:

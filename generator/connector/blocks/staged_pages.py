@@ -11,7 +11,7 @@ import torch
 
 from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.connector.blocks.pinned_path import PinnedPath
-from generator.tiers.base import Page
+from generator.tiers.base import Page, PageTarget
 
 _SHARE_OF_FREE = 0.25
 """Of the device's memory that is free once the engine has its KV cache. The engine's steps need some of it, too."""
@@ -20,7 +20,7 @@ Gather: TypeAlias = Callable[[Sequence[int], torch.Tensor], None]
 """Copies blocks of the engine into as many pages on the device, in order with the calling thread's copies."""
 
 
-class StagedPages(ABC):
+class StagedPages(PageTarget, ABC):
     """A ``PageTarget`` whose blocks are the rows of ``pages``, shape [any, page_bytes], on the engine's device or not.
 
     Its memory is free for others as soon as nobody refers to the object. Copies of one thread may still be under way
@@ -31,14 +31,6 @@ class StagedPages(ABC):
     @abstractmethod
     def pages(self) -> torch.Tensor:
         """The rows."""
-
-    @abstractmethod
-    def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy rows of other ``pages`` into as many of these."""
-
-    @abstractmethod
-    def in_place(self, block: int) -> list[Page]:
-        """A row's own memory. Empty if the CPU cannot access it."""
 
     @abstractmethod
     def take(self, blocks: Sequence[int], first: int) -> None:

@@ -224,16 +224,11 @@ class PlannedRequest:
         composition = self.composition() if self.offer.composes else None
         return Load(self.request.request_id, tuple(pieces), tuple(copies), tuple(self._donors(held)), composition)
 
-    def node_blocks(self, index: int) -> tuple[int, ...]:
-        """The blocks that hold a node. Valid once the engine has allocated them."""
+    def node_blocks(self, index: int) -> tuple[int, ...] | None:
+        """The blocks that hold a node. None if the request has not got all, or lost them after its first token."""
         node = self.nodes[index]
         span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
-        return tuple(self.blocks[span.start : span.stop])
-
-    def has_blocks(self, index: int) -> bool:
-        """Whether the engine has allocated all blocks of a node."""
-        node = self.nodes[index]
-        return len(self.blocks) >= pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens).stop
+        return tuple(self.blocks[span.start : span.stop]) if len(self.blocks) >= span.stop else None
 
     def accepted(self, external: int) -> None:
         """Count ``external`` tokens of the offer as cached: the engine has blocks for them."""

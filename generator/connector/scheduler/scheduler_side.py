@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.engine_process import StepRecord
-from generator.connector.messages import Composed, EngineReport, RequestMessage
+from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.gpu_tier import BlockOwners, BlockRelief, GpuTier
@@ -18,7 +18,7 @@ from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
-from protocol.kv import KvMemory, ResidencyReport
+from protocol.kv import KvMemory, LostCopy, ResidencyReport
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ class SchedulerSide:
         if orders.forget or orders.everything:
             contents = None if orders.everything else _by_namespace(orders.forget)
             below = [tier for tier in orders.tiers if tier is not Tier.GPU]
-            purge = self._transfers.new_purge(contents, below, orders.of)
+            # Even without tiers below the GPU: what composing keeps is in none of them.
+            purge = self._transfers.purge(contents, below, orders.of)
+            numbers.add(purge.number)
             if Tier.GPU in orders.tiers:
                 self._owners.forget(purge, self._states.values())
-            # Even without tiers below the GPU: what composing keeps is in none of them.
-            numbers.add(self._transfers.queue_purge(purge))
         if message.inquire:
             self.inquire(message.name)
         if plan is None:
@@ -210,7 +210,7 @@ class SchedulerSide:
                 known = [] if request_id in running.resumed_req_ids else state.blocks
                 state.blocks = [*known, *block_ids[0]]
         for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states, self._loading):
-            self._lost.add(key, Tier.GPU)
+            self._lost.add(LostCopy(key, Tier.GPU))
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
         # With asynchronous scheduling, a pause would also delay the step that is being computed.
         compose = self._compositions.next_step()
@@ -313,27 +313,25 @@ class SchedulerSide:
         node, planned, name = state.nodes[index], state.planned(index), state.plan.query_id
         if state.reached is not None and not state.has_reached(index, state.reached):
             if planned.kept is Tier.GPU and planned.source is not Tier.GPU:
-                self._lost.add(node.key, Tier.GPU)
+                self._lost.add(LostCopy(node.key, Tier.GPU))
             elif planned.saved_to is not None:
                 self._transfers.cannot_save(name, node.key, planned.saved_to)
             return
         blocks = state.node_blocks(index)
-        # A request that was preempted after its first token has no blocks any more.
-        there = state.has_blocks(index)
-        if planned.kept is Tier.GPU and there and self._gpu.can_be_found(node, blocks):
+        if planned.kept is Tier.GPU and blocks is not None and self._gpu.can_be_found(node, blocks):
             self._gpu.hold(node, state.parent(index), state.blocks)
-            self._lost.discard(node.key, Tier.GPU)
-        elif planned.saved_to is not None and there:
+            self._lost.discard(LostCopy(node.key, Tier.GPU))
+        elif planned.saved_to is not None and blocks is not None:
             self._transfers.save(name, node, blocks, planned.saved_to, planned.pages)
         elif planned.saved_to is not None:
             self._transfers.cannot_save(name, node.key, planned.saved_to)
         if Tier.GPU in (planned.source, planned.kept) and node.key not in self._gpu:
-            self._lost.add(node.key, Tier.GPU)
+            self._lost.add(LostCopy(node.key, Tier.GPU))
 
     def _loaded(self, load: Load, result: LoadResult) -> None:
         """Record the end of a load."""
         self._gpu.give_back(load.held_blocks)
-        self._lost.add_all(result.lost)
+        self._lost.add(*result.lost)
         if self._ranks > 1:
             # Other ranks may still have their part of the copy.
             pages = {read.copy: read.source.pages for read in (*load.pieces, *load.donors)}
@@ -365,8 +363,8 @@ class SchedulerSide:
         if state is not None:
             # A composition that was given up because its load failed is composed once more, without what is missing.
             state.not_composed = state.composing and result.failed
-        if state is not None and (not result.failed or result.deviation):
-            state.composed = Composed(result.reused, result.recomputed, result.deviation)
+        if state is not None and (not result.failed or result.composed.deviation):
+            state.composed = result.composed
 
 
 def _by_namespace(forget: Sequence[tuple[str, str]]) -> dict[str, frozenset[str]]:

@@ -1,7 +1,7 @@
 """Transfers and purges from the moment a message asks for them until the worker side has finished them."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -21,17 +21,13 @@ class LostCopies:
     def __init__(self) -> None:
         self._copies: dict[LostCopy, None] = {}
 
-    def add(self, key: str, tier: Tier) -> None:
-        """Record that a tier has no copy of the node ``key``."""
-        self._copies[LostCopy(key, tier)] = None
-
-    def add_all(self, copies: Iterable[LostCopy]) -> None:
-        """Record several copies."""
+    def add(self, *copies: LostCopy) -> None:
+        """Record losses."""
         self._copies.update(dict.fromkeys(copies))
 
-    def discard(self, key: str, tier: Tier) -> None:
+    def discard(self, copy: LostCopy) -> None:
         """Forget a loss, because the copy has been made again."""
-        self._copies.pop(LostCopy(key, tier), None)
+        self._copies.pop(copy, None)
 
     def take(self) -> tuple[LostCopy, ...]:
         """The lost copies since the last call."""
@@ -119,18 +115,16 @@ class TransferQueue:
 
         The copy counts as lost at once, because the plan's message may end after the plan's last step.
         """
-        self._lost.add(key, target)
+        lost = LostCopy(key, target)
+        self._lost.add(lost)
         if name in self._open:
-            self._open[name].lost.append(LostCopy(key, target))
+            self._open[name].lost.append(lost)
 
-    def new_purge(self, contents: dict[str, frozenset[str]] | None, tiers: Sequence[Tier], of: str = "") -> Purge:
-        """A purge that is not queued; see ``Purge`` for ``contents``, ``tiers`` and ``of``."""
-        return Purge(next(self._numbers), contents, tuple(tiers), of)
-
-    def queue_purge(self, purge: Purge) -> int:
-        """Queue a purge. Returns its number."""
+    def purge(self, contents: dict[str, frozenset[str]] | None, tiers: Sequence[Tier], of: str = "") -> Purge:
+        """Queue a purge; see ``Purge`` for ``contents``, ``tiers`` and ``of``."""
+        purge = Purge(next(self._numbers), contents, tuple(tiers), of)
         self._purges.append(purge)
-        return purge.number
+        return purge
 
     def open_message(self, name: str, numbers: set[int], whole: bool = True) -> None:
         """Report the message ``name`` as carried out once the jobs of these numbers are finished.
@@ -181,9 +175,10 @@ class TransferQueue:
             waiting.numbers.discard(number)
         if done or transfer.target is None:
             return
-        self._lost.add(transfer.key, transfer.target)
+        lost = LostCopy(transfer.key, transfer.target)
+        self._lost.add(lost)
         if waiting is not None:
-            waiting.lost.append(LostCopy(transfer.key, transfer.target))
+            waiting.lost.append(lost)
         if self._ranks > 1:
             # Other ranks may have made their part of the copy.
             self.drop(transfer.key, transfer.target, transfer.pages)
@@ -213,4 +208,4 @@ class TransferQueue:
         """Release a node from the GPU tier as ordered. The nodes after it go too, and count as lost."""
         for released in self._gpu.release(key):
             if released != key:
-                self._lost.add(released, Tier.GPU)
+                self._lost.add(LostCopy(released, Tier.GPU))

@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 
 from generator.connector.blocks.paged_blocks import PagedBlocks
@@ -15,7 +15,7 @@ from generator.connector.worker.peering import Peering
 from generator.connector.worker.tier_jobs import warn
 from generator.peers.page_client import RemoteReader
 from generator.peers.wire import PeerUnreachable, Reason
-from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, TierUnavailable
+from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, PageTarget, TierUnavailable
 from protocol.kv import LostCopy, PeerCopy, PeerRead, pages_spanned
 from protocol.tiers import Tier
 
@@ -63,8 +63,20 @@ class LoadProgress:
         self.failed_blocks: set[int] = set()
         """The blocks that could not be filled."""
 
-    def read(self, read: Piece | DonorPages, pages: int, began: float) -> None:
-        """Count ``pages`` that were read since ``began``; those of this location are not counted."""
+    @contextmanager
+    def reading(self, read: Piece | DonorPages, pages: int, blocks: Sequence[int] = ()) -> Iterator[None]:
+        """Read a copy's ``pages`` within the block. If it raises, they and the ``blocks`` that they fill are missed.
+
+        After any error, the request goes on and computes what is missing. Pages of this location are not counted.
+        """
+        began = time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            facts = {"location": read.copy.location} if read.copy.location else {}
+            warn("kv_not_loaded", error, node=read.copy.node, tier=read.copy.tier, **facts)
+            self.missed(read, error, began, blocks)
+            return
         if read.source.peer is not None:
             with self._lock:
                 self._peer(read.source.peer, began).pages += pages
@@ -152,7 +164,8 @@ class BackgroundLoads:
     def start(self, load: Load) -> None:
         """Start a load."""
         near, far = load.near_and_far()
-        near, stored = self._stored_apart(near)
+        stored = near.only(lambda read: read.copy.tier in self._stores)
+        near = near.only(lambda read: read.copy.tier not in self._stores, near.copies)
         away = [share for part in far for share in part.split(self._threads)]
         asked = self._split_stored(stored) if stored.pieces or stored.donors else []
         here = near.split(self._threads) if near.pieces or near.donors or near.copies or not away + asked else []
@@ -175,18 +188,6 @@ class BackgroundLoads:
         """Finish what the threads have begun."""
         for loaders in (self._loaders, self._peer_loaders, self._store_loaders):
             loaders.shutdown(wait=True, cancel_futures=True)
-
-    def _stored_apart(self, near: Load) -> tuple[Load, Load]:
-        """What is read on this machine, with all copies, and what is read from an object store."""
-        here, stored = (
-            replace(
-                near,
-                pieces=tuple(piece for piece in near.pieces if (piece.copy.tier in self._stores) is is_stored),
-                donors=tuple(donor for donor in near.donors if (donor.copy.tier in self._stores) is is_stored),
-            )
-            for is_stored in (False, True)
-        )
-        return here, replace(stored, copies=())
 
     def _split_stored(self, stored: Load) -> list[Load]:
         """About one load a node, and more if nodes are large: each load asks for the headers of its nodes."""
@@ -218,15 +219,9 @@ class BackgroundLoads:
         deadline: float,
     ) -> None:
         for piece in share.pieces:
-            began = time.monotonic()
-            try:
+            with progress.reading(piece, len(piece.blocks), piece.blocks):
                 fence()
-                self._fill(piece, deadline)
-                progress.read(piece, len(piece.blocks), began)
-            except Exception as error:
-                # After any error, the request goes on and computes what is missing.
-                _warn(piece, error)
-                progress.missed(piece, error, began, piece.blocks)
+                self._fill(piece, piece.first, piece.blocks, self._blocks, deadline)
         try:
             if share.copies:
                 fence()
@@ -254,37 +249,30 @@ class BackgroundLoads:
         """The rows of those donors that can be read."""
         found: dict[int, StagedRows] = {}
         for donor in donors:
-            began = time.monotonic()
-            try:
+            with progress.reading(donor, len(rows[donor.start].numbers)):
                 # The memory may be that of an earlier composition, whose last steps still read it.
                 fence()
                 self._stage(donor, rows[donor.start], deadline)
                 found[donor.start] = rows[donor.start]
-                progress.read(donor, len(rows[donor.start].numbers), began)
-            except Exception as error:
-                # After any error, the document is computed.
-                _warn(donor, error)
-                progress.missed(donor, error, began)
         return found
 
     def _stage(self, donor: DonorPages, rows: StagedRows, deadline: float) -> None:
-        if donor.blocks:
-            try:
-                rows.staged.take(donor.blocks, rows.numbers.start)
-            finally:
-                # After an error, too: the blocks are free then.
-                self._blocks.finish()
+        if not donor.blocks:
+            self._fill(donor, 0, rows.numbers, rows.staged, deadline)
             return
-        with self._reading(donor, deadline) as reader:
-            try:
-                reader.load(0, rows.numbers, rows.staged)
-            finally:
-                self._blocks.finish()
+        try:
+            rows.staged.take(donor.blocks, rows.numbers.start)
+        finally:
+            # After an error, too: the blocks are free then.
+            self._blocks.finish()
 
-    def _fill(self, piece: Piece, deadline: float) -> None:
-        with self._reading(piece, deadline) as reader:
+    def _fill(
+        self, read: Piece | DonorPages, first: int, blocks: Sequence[int], target: PageTarget, deadline: float
+    ) -> None:
+        """Load the copy's pages from ``first`` on into blocks of the target."""
+        with self._reading(read, deadline) as reader:
             try:
-                reader.load(piece.first, piece.blocks, self._blocks)
+                reader.load(first, blocks, target)
             finally:
                 # The tier checks on exit that the copy has not changed, so the bytes must have arrived by then. After
                 # an error, too: others may take the blocks as soon as the load has ended.
@@ -299,9 +287,3 @@ class BackgroundLoads:
         if self._peering is None:
             raise PeerUnreachable(Reason.DENIED, "this engine reads from no peers: it was given no key for them")
         return self._peering.reading(named.peer, named.key, deadline)
-
-
-def _warn(read: Piece | DonorPages, error: Exception) -> None:
-    copy = read.copy
-    facts = {"location": copy.location} if copy.location else {}
-    warn("kv_not_loaded", error, node=copy.node, tier=copy.tier, **facts)

@@ -4,19 +4,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
 import torch
 
-from generator.composing.composer import Composed, Composer, Donated, Task, TooFar
+from generator.composing.composer import Composer, Donated, Task, TooFar
 from generator.composing.dependency.tree_composer import TreeComposer, TreeTask
 from generator.composing.runs import Run
 from generator.composing.selection.base import ComposedPrompt, Content
 from generator.connector.blocks.staged_pages import StagedRows
+from generator.connector.messages import NOT_COMPOSED, Composed
 from generator.connector.step_jobs import ComposeStep, Composition, CompositionResult, DonorPages, Purge
 from generator.connector.worker.tier_jobs import warn
 from protocol.dependency import DependencyTrees
 
 _SCRATCH = 0
 """vLLM's null block, which no request's KV is in: selectors write to it."""
+
+_FAILED = CompositionResult(failed=True)
 
 
 class Ended(NamedTuple):
@@ -109,20 +113,20 @@ class Compositions:
         if state is None or state.failed is None:
             return None
         if step.drop:
-            return self._end(step.request_id, None)
+            return self._end(step.request_id, _FAILED)
         try:
             if step.composition is not None:
                 self._begin(state, step.composition)
             composed = next(state.steps)
         except TooFar as error:
             state.failed |= state.unusable
-            return self._end(step.request_id, None, error.deviation)
+            return self._end(step.request_id, CompositionResult(_gave_up(error), failed=True))
         except Exception as error:
             # After any error, the request goes on and is computed.
             warn("kv_not_composed", error, request=step.request_id)
             state.failed |= state.unusable
-            return self._end(step.request_id, None)
-        return None if composed is None else self._end(step.request_id, composed)
+            return self._end(step.request_id, _FAILED)
+        return None if composed is None else self._end(step.request_id, CompositionResult(composed))
 
     def _begin(self, state: _State, composition: Composition) -> None:
         state.unusable = set(composition.blocks[composition.exact // self._page_tokens :])
@@ -136,7 +140,7 @@ class Compositions:
     def _with_trees(self, state: _State, composition: Composition, trees: DependencyTrees) -> Iterator[Composed | None]:
         """Compose the documents before trees, if they have donors, and then the trees."""
         assert self._trees is not None, "the engine has no attention within trees"
-        exact, documents = composition.exact, Composed(0, 0, 0.0)
+        exact, documents = composition.exact, NOT_COMPOSED
         if composition.donors:
             try:
                 for composed in self._composer.steps(_task(state, replace(composition, end=trees.start))):
@@ -146,24 +150,17 @@ class Compositions:
                         exact, documents = trees.start, composed
             except TooFar as error:
                 # The trees' own steps compute the documents.
-                documents = Composed(0, 0, error.deviation)
+                documents = _gave_up(error)
         token_ids = torch.tensor(composition.token_ids, device=self._device)
         task = TreeTask(composition.namespace, token_ids, state.prompt.blocks, exact, trees, state.deletions)
         for composed in self._trees.steps(task):
-            yield composed and composed._replace(
-                reused=documents.reused + composed.reused,
-                recomputed=documents.recomputed,
-                deviation=documents.deviation,
-            )
+            yield composed and msgspec.structs.replace(documents, reused=documents.reused + composed.reused)
 
-    def _end(self, request_id: str, composed: Composed | None, deviation: float = 0.0) -> Ended:
+    def _end(self, request_id: str, result: CompositionResult) -> Ended:
         state = self._states.pop(request_id)
         if state.prompt.scores is not None:
             state.prompt.scores.cancel()
-        failed = state.failed or set()
-        if composed is None:
-            return Ended(request_id, CompositionResult(deviation=deviation, failed=True), failed)
-        return Ended(request_id, CompositionResult(composed.reused, composed.recomputed, composed.deviation), failed)
+        return Ended(request_id, result, state.failed or set())
 
 
 def _task(state: _State, composition: Composition) -> Task:
@@ -180,6 +177,10 @@ def _task(state: _State, composition: Composition) -> Task:
         recompute.share,
         recompute.bound,
     )
+
+
+def _gave_up(error: TooFar) -> Composed:
+    return msgspec.structs.replace(NOT_COMPOSED, deviation=error.deviation)
 
 
 def _documents(donors: Sequence[DonorPages]) -> list[Run]:

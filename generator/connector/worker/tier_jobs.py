@@ -50,7 +50,8 @@ class Movers:
         """Run a job after all earlier ones, and all later ones after it."""
         with self._lock:
             alone = self._start(job, set(self._open), (), self._disk)
-            self._start(_nothing, {alone}, (), self._host)
+            # It does nothing: only its place in the order counts.
+            self._start(lambda: None, {alone}, (), self._host)
 
     def close(self) -> None:
         """Finish the jobs that have begun. The others are dropped."""
@@ -82,10 +83,6 @@ class Movers:
             for thing in things:
                 if self._last.get(thing) is done:
                     del self._last[thing]
-
-
-def _nothing() -> None:
-    """Do nothing: only the place in the order counts."""
 
 
 class TierJobs:

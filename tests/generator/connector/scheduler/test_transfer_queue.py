@@ -126,8 +126,8 @@ def test_a_message_is_carried_out_when_its_last_job_ends(queue, lost):
 
 @pytest.mark.parametrize(("left", "refused"), [(0, ()), (2, ("m",))])
 def test_a_message_is_refused_if_its_purge_leaves_nodes(queue, left, refused):
-    purge = queue.new_purge({"n": frozenset({"c"})}, [Tier.HOST, Tier.DISK])
-    queue.open_message("m", {queue.queue_purge(purge)})
+    purge = queue.purge({"n": frozenset({"c"})}, [Tier.HOST, Tier.DISK])
+    queue.open_message("m", {purge.number})
     assert queue.take_queued() == ([], [purge])
     queue.purged(purge.number, left)
     assert queue.take_carried_out() == ({"m": ()}, refused)

@@ -26,6 +26,7 @@ from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from generator.connector.step_jobs import Transfer
+from protocol.kv import LostCopy
 from protocol.tiers import Tier
 
 NAMESPACE = "tenant"
@@ -89,7 +90,7 @@ class Stack:
         (key,) = path_keys(NAMESPACE, [document])
         side = self.engine.connector._scheduler_side
         for released in side._gpu.release(key.hex()):
-            side._lost.add(released, Tier.GPU)
+            side._lost.add(LostCopy(released, Tier.GPU))
 
     def has_in_host(self, document: str) -> bool:
         """Whether the tree has a copy of a document in host memory."""

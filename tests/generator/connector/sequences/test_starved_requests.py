@@ -74,9 +74,9 @@ def test_a_request_whose_load_failed_gets_all_its_blocks_again(engine, monkeypat
     loads, going_on = engine.worker_side._loads, threading.Event()
     fill = loads._fill
 
-    def late(piece):
+    def late(*piece):
         assert going_on.wait(10)
-        fill(piece)
+        fill(*piece)
 
     monkeypatch.setattr(loads, "_fill", late)
     missing = Documents("missing", (80,))
