@@ -92,8 +92,11 @@ class VllmEngine:
         self._info = msgspec.structs.replace(self._info, not_kept=why)
 
     async def _start(self, settings: GeneratorSettings) -> None:
+        # Imported late, because the module imports vLLM.
+        from generator.connector.report_router import ReportRouter
+
         arguments = engine_arguments(settings, self._folder, self._instance)
-        router = _report_router() if uses_connector(arguments) else None
+        router = ReportRouter() if uses_connector(arguments) else None
         # Not a local variable here: a failed import inside vLLM keeps this frame, and with it a closed engine.
         steps = LastSteps() if router is not None else None
         try:
@@ -236,13 +239,6 @@ def _said(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
     return str(error)
-
-
-def _report_router() -> "ReportRouter":
-    # Imported late, because the module imports vLLM.
-    from generator.connector.report_router import ReportRouter
-
-    return ReportRouter()
 
 
 async def _composing(llm: "AsyncLLM") -> tuple[ComposingInfo | None, str]:

@@ -39,11 +39,6 @@ def place_seed(config: "VllmConfig", params: "SamplingParams") -> None:
     params.seed = None
 
 
-def engine_seed(seed: int | None) -> int | None:
-    """The seed as vLLM takes it, which takes -1 for none."""
-    return _FOR_MINUS_ONE if seed == -1 else seed
-
-
 def sampling_params(sampling: Sampling) -> "SamplingParams":
     """The vLLM parameters for a sampling. Each output has only the tokens since the last one. Raises InvalidRequest."""
     from vllm import SamplingParams
@@ -68,7 +63,8 @@ def sampling_params(sampling: Sampling) -> "SamplingParams":
                 else RepetitionDetectionParams(loops.max_pattern_size, loops.min_pattern_size, loops.min_count)
             ),
             logit_bias=sampling.logit_bias or None,
-            seed=engine_seed(sampling.seed),
+            # vLLM takes -1 for none.
+            seed=_FOR_MINUS_ONE if sampling.seed == -1 else sampling.seed,
             stop=list(sampling.stop) or None,
             structured_outputs=(
                 None if sampling.json_schema is None else StructuredOutputsParams(json=sampling.json_schema)
