@@ -25,17 +25,6 @@ def evict(descriptor: int) -> None:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def is_cached(descriptor: int) -> bool | None:
-    """Whether the first byte of an open file, which must not be empty, is in the file cache. None if unknown."""
-    try:
-        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
 def read_header(descriptor: int, layout: NodeFormat) -> NodeHeader:
     """The header of an open file whose length is right. Raises KvBroken if not, or OSError."""
     size = os.fstat(descriptor).st_size

@@ -1,6 +1,6 @@
 """Who attends to whom in dependency trees (DepCache, Algorithm 1), and which keys that takes in a forward pass."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -20,8 +20,8 @@ _GROUP_TOKENS = 48
 class Forest:
     """Dependency trees with their places and positions in a prompt.
 
-    ``runs`` are the places of the branches' tokens, and ``positions`` those that their first tokens have. ``roots`` are
-    the branches without a parent. A ``front`` of the prompt is attended to by all.
+    ``runs`` are the places of the branches' tokens, and ``positions`` those that their first tokens have. A ``front``
+    of the prompt is attended to by all.
     """
 
     def __init__(self, trees: DependencyTrees) -> None:
@@ -31,17 +31,11 @@ class Forest:
         ends = list(accumulate((branch.tokens for branch in trees.branches), initial=trees.start))
         self.runs = [Run(start, end) for start, end in pairwise(ends)]
         self.place = Run(trees.start, ends[-1])
-        self.roots = [place for place, branch in enumerate(trees.branches) if branch.parent < 0]
         self.positions = [run.start for run in self.runs]
         if trees.positions is TreePositions.DEPTH:
             for place, parent in enumerate(branch.parent for branch in self.branches):
                 behind = self.positions[parent] + self.branches[parent].tokens if parent >= 0 else trees.front
                 self.positions[place] = behind
-
-    def trees(self) -> Iterator[tuple[range, Run]]:
-        """Each tree's branches, and the places of its tokens."""
-        for first, behind in zip(self.roots, [*self.roots[1:], len(self.branches)], strict=True):
-            yield range(first, behind), Run(self.runs[first].start, self.runs[behind - 1].end)
 
     def token_positions(self, device: torch.device) -> torch.Tensor:
         """The position of each token of the trees, shape [tokens]."""
@@ -63,14 +57,6 @@ class Forest:
             if branch.parent >= 0:
                 attended[place] |= attended[branch.parent]
         return torch.from_numpy(attended)
-
-    def mask(self, branches: range) -> torch.Tensor:
-        """Who attends to whom within one tree, shape [tokens, tokens]: row v has its ancestors and v itself."""
-        own = slice(branches.start, branches.stop)
-        ancestors = self.ancestors[own, own]
-        of_token = torch.arange(len(branches)).repeat_interleave(self._counts[own])
-        # An ancestor comes before a token. So this also makes a branch's own tokens attend causally.
-        return ancestors[of_token][:, of_token].tril()
 
 
 class TreePass(NamedTuple):

@@ -88,7 +88,8 @@ class TreeComposer:
         if not hits:
             return
         device = task.blocks.device
-        slots = self._slots([forest.runs[place] for place, _ in hits], task.blocks)
+        places = positions_of([forest.runs[place] for place, _ in hits], device)
+        slots = slots_of(places, task.blocks, self._page_tokens)
         counts = torch.tensor([forest.branches[place].tokens for place, _ in hits])
         moves = torch.tensor([forest.positions[place] - kept.position for place, kept in hits])
         by: int | torch.Tensor = moves.repeat_interleave(counts).to(device) if moves.any() else 0
@@ -115,9 +116,6 @@ class TreeComposer:
 
     def _room_for(self, runs: Sequence[Run]) -> TokenKv:
         return TokenKv.empty(sum(run.tokens for run in runs), self._layers, self._forward.device)
-
-    def _slots(self, runs: Sequence[Run], blocks: torch.Tensor) -> torch.Tensor:
-        return slots_of(positions_of(runs, blocks.device), blocks, self._page_tokens)
 
 
 def branches_of(forest: Forest, keys: Sequence[bytes], found: Sequence[KeptBranch | None]) -> list[PromptBranch]:

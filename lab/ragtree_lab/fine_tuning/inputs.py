@@ -48,10 +48,10 @@ def attends(front: int, trees: DependencyTrees | None, asked: Sequence[int]) -> 
     if trees is not None:
         forest = Forest(trees)
         rows = slice(forest.place.start, forest.place.end)
-        mask[rows, forest.front : forest.place.end] = False
-        for branches, place in forest.trees():
-            own = slice(place.start, place.end)
-            mask[own, own] = forest.mask(branches)
+        mask[rows, forest.front : forest.place.start] = False
+        # An ancestor comes before a token. So this also makes a branch's own tokens attend causally.
+        branch_of = forest.branch_of_tokens
+        mask[rows, rows] = forest.ancestors[branch_of][:, branch_of].tril()
     for end, count in zip(accumulate(asked, initial=front), asked, strict=False):
         mask[end : end + count, front:end] = False
     return mask

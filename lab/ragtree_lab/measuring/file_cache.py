@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from generator.tiers.node_file import evict, is_cached
+from generator.tiers.node_file import evict
 
 
 def evict_from_file_cache(folder: Path) -> bool:
@@ -21,6 +21,17 @@ def _evict(file: Path) -> bool:
         # Only clean pages can be dropped.
         os.fsync(descriptor)
         evict(descriptor)
-        return is_cached(descriptor) is False
+        return _left_the_cache(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _left_the_cache(descriptor: int) -> bool:
+    """Whether the first byte of an open file, which must not be empty, is known not to be in the file cache."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

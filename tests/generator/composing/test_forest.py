@@ -19,20 +19,17 @@ def forest(positions: TreePositions = TreePositions.PREORDER) -> Forest:
 def test_branches_stand_in_preorder_and_trees_side_by_side():
     made = forest()
     assert made.runs == [Run(10, 12), Run(12, 13), Run(13, 15), Run(15, 16), Run(16, 19)]
-    assert list(made.trees()) == [(range(4), Run(10, 16)), (range(4, 5), Run(16, 19))]
+    assert made.branch_of_tokens.tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 4]
 
 
-def test_a_token_attends_to_its_ancestors_and_to_what_is_in_front_of_it_in_its_own_branch():
-    made = forest()
-    assert made.mask(range(4)).int().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 1, 0],
-        [1, 1, 1, 0, 0, 1],
+def test_a_branch_attends_to_its_ancestors_and_to_itself():
+    assert forest().ancestors.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [0, 0, 0, 0, 1],
     ]
-    assert made.mask(range(4, 5)).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
 def test_positions_are_places_or_depths():
