@@ -1,12 +1,36 @@
-"""Well-known open models that the engine and its KV connector serve.
+"""Models: their size and shape, and well-known open ones that the engine and its KV connector serve.
 
 Numbers are those of the models' own configuration files. Parameters are counted once where embeddings are tied.
 """
 
-from generator.memory_fit import ModelFacts
+import msgspec
 
 _APACHE = "Apache-2.0"
 _LLAMA = "Llama licence"
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """A model's size and shape. ``context`` is its longest prompt and answer in tokens.
+
+    ``name`` is what ``ragtree up --model`` takes. ``licence`` is empty if it is unknown.
+    """
+
+    name: str
+    parameters: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    licence: str = ""
+
+    def weight_bytes(self, value_bytes: int) -> int:
+        """Bytes of the weights in a dtype of ``value_bytes`` bytes."""
+        return self.parameters * value_bytes
+
+    def kv_bytes(self, value_bytes: int) -> int:
+        """Bytes of one token's KV in a dtype of ``value_bytes`` bytes: a key and a value a layer and head."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * value_bytes
+
 
 CATALOGUE = (
     ModelFacts("smollm2-135m-instruct", 134_515_008, 30, 3, 64, 8192, _APACHE),

@@ -6,8 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
+from generator.catalogue import ModelFacts
 from generator.device import Device
 from generator.settings import GeneratorSettings
 
@@ -18,29 +17,6 @@ _ENGINE_BYTES = 1 << 30
 """For activations and the engine itself."""
 _EASY_PROMPTS = 4
 _VALUE_BYTES = {"float32": 4}
-
-
-class ModelFacts(msgspec.Struct, frozen=True):
-    """A model's size and shape. ``context`` is its longest prompt and answer in tokens.
-
-    ``name`` is what ``ragtree up --model`` takes. ``licence`` is empty if it is unknown.
-    """
-
-    name: str
-    parameters: int
-    layers: int
-    kv_heads: int
-    head_dim: int
-    context: int
-    licence: str = ""
-
-    def weight_bytes(self, value_bytes: int) -> int:
-        """Bytes of the weights in a dtype of ``value_bytes`` bytes."""
-        return self.parameters * value_bytes
-
-    def kv_bytes(self, value_bytes: int) -> int:
-        """Bytes of one token's KV in a dtype of ``value_bytes`` bytes: a key and a value a layer and head."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * value_bytes
 
 
 def facts_of_folder(folder: Path, name: str) -> ModelFacts | None:

@@ -6,9 +6,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from generator.catalogue import CATALOGUE
+from generator.catalogue import CATALOGUE, ModelFacts
 from generator.device import Device, find_device
-from generator.memory_fit import Fit, ModelFacts, facts_of_folder, memory_fit
+from generator.memory_fit import Fit, facts_of_folder, memory_fit
 from generator.models import SHIPPED, ModelStore
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, results

@@ -3,9 +3,9 @@
 import pytest
 
 from generator import device as devices
-from generator.catalogue import CATALOGUE
+from generator.catalogue import CATALOGUE, ModelFacts
 from generator.device import Device, find_device
-from generator.memory_fit import Fit, ModelFacts, facts_of_folder, memory_fit
+from generator.memory_fit import Fit, facts_of_folder, memory_fit
 from generator.settings import GeneratorSettings
 
 GIB = 1 << 30
