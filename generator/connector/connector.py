@@ -1,8 +1,6 @@
 """The connector class that vLLM loads, and the stats in which its reports leave the engine's process.
 
-Its scheduler-side calls are here: on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
-build_connector_meta, update_connector_output, request_finished, get_kv_connector_stats and has_pending_push_work.
-``worker_connector`` has the worker-side calls.
+Its scheduler-side calls are here, and its worker-side calls in ``worker_connector``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Set
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,12 @@ _LENGTH = 8
 
 def end_with_parent() -> None:
     """Watch the parent from now on. Does nothing in a process that ``multiprocessing`` has not started."""
-    if multiprocessing.parent_process() is not None:
-        threading.Thread(target=_watch, name="parent-watch", daemon=True).start()
-
-
-def _watch() -> None:
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), name="parent-watch", daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_PATIENCE_S)

@@ -1,8 +1,4 @@
-"""The worker-side calls of vLLM's connector contract, passed to the worker side, and a call for vLLM's worker.
-
-They are get_required_kvcache_layout, register_kv_caches, bind_connector_metadata, start_load_kv, wait_for_save,
-get_finished, get_block_ids_with_load_errors and build_connector_worker_meta.
-"""
+"""The worker-side calls of vLLM's connector contract, passed to the worker side, and a call for vLLM's worker."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any

@@ -154,10 +154,7 @@ class VllmEngine:
         self._parts().plans.end(plan_id)
 
     async def carry_out(self, orders: Orders) -> tuple[LostCopy, ...]:
-        """Carry out orders outside of plans to their end. Returns the copies that should have been made and were not.
-
-        Raises Unavailable if a deletion fails.
-        """
+        """Carry out orders outside of plans to their end, as ``VllmOrders`` says."""
         return await self._parts().orders.carry_out(orders)
 
     async def residency(self) -> tuple[ResidencyReport, ...]:

@@ -147,14 +147,10 @@ class PageServer:
         self._strangers: set[Stream] = set()
         self._closing = threading.Event()
         self._listener = _listening(host, port)
-        self._address = joined(*self._listener.getsockname()[:2])
+        self.address = joined(*self._listener.getsockname()[:2])
+        """The address that the server listens on, ``host:port``."""
         self._acceptor = threading.Thread(target=self._accept, name="kv-peers", daemon=True)
         self._acceptor.start()
-
-    @property
-    def address(self) -> str:
-        """The address that the server listens on, ``host:port``."""
-        return self._address
 
     def close(self) -> None:
         """End all connections, and wait for their threads. Idempotent."""

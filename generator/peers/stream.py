@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -94,11 +95,9 @@ class Stream:
 
     def end(self) -> None:
         """End the connection. A call that waits in another thread fails at once. The socket stays open."""
-        with self._lock:
-            try:
-                self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # ended already, by the peer or by ``close``
+        # After an error, it has ended already, by the peer or by ``close``.
+        with self._lock, suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""

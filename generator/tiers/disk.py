@@ -105,21 +105,16 @@ class DiskTier(KvTier):
     @contextmanager
     def reading(self, key: str, pages: Pages | None) -> Iterator[PageReader]:  # noqa: ARG002
         """Read the file's pages. They stay good even if the file is deleted or replaced meanwhile."""
-        descriptor = self._open(key)
-        try:
-            header = self._header(key, descriptor)
-            with self._buffers.taken() as buffer:
-                reader = NodeFileReader(descriptor, header, buffer)
-                try:
-                    yield reader
-                finally:
-                    # The exception does not tell: the block may read another tier too, whose copy is the broken one.
-                    if reader.damage is not None:
-                        self._discard(key, descriptor, reader.damage)
-                    if not self._file_cache:
-                        reader.uncache()
-        finally:
-            os.close(descriptor)
+        with self._opened(key) as descriptor, self._buffers.taken() as buffer:
+            reader = NodeFileReader(descriptor, self._header(key, descriptor), buffer)
+            try:
+                yield reader
+            finally:
+                # The exception does not tell: the block may read another tier too, whose copy is the broken one.
+                if reader.damage is not None:
+                    self._discard(key, descriptor, reader.damage)
+                if not self._file_cache:
+                    reader.uncache()
 
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
@@ -180,16 +175,12 @@ class DiskTier(KvTier):
         except OSError as error:
             raise TierUnavailable(f"the folder of KV cannot be read: {error.strerror}") from error
         for key in there - self._index.keys():
-            with suppress(KvMissing, KvBroken):
-                descriptor = self._open(key)
-                try:
-                    node = self._header(key, descriptor).node
-                    size = os.fstat(descriptor).st_size
-                    with self._lock:
-                        if self._folder.has(key):
-                            self._index[key] = _Entry(node, size)
-                finally:
-                    os.close(descriptor)
+            with suppress(KvMissing, KvBroken), self._opened(key) as descriptor:
+                node = self._header(key, descriptor).node
+                size = os.fstat(descriptor).st_size
+                with self._lock:
+                    if self._folder.has(key):
+                        self._index[key] = _Entry(node, size)
         with self._lock:
             self._forget_deleted(there)
 
@@ -203,13 +194,19 @@ class DiskTier(KvTier):
         if not self._folder.has(key):
             self._index.pop(key, None)
 
-    def _open(self, key: str) -> int:
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        """The node's file, open within the block. Raises KvMissing."""
         try:
-            return os.open(self._folder.file(key), os.O_RDONLY)
+            descriptor = os.open(self._folder.file(key), os.O_RDONLY)
         except OSError as error:
             with self._lock:
                 self._forget_if_gone(key)
             raise KvMissing(f"{key} cannot be opened: {error.strerror}") from error
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def _header(self, key: str, descriptor: int) -> NodeHeader:
         """The file's header. If it is damaged, deletes the file and raises KvBroken."""

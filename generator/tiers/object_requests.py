@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,19 +95,13 @@ class ObjectRequests:
 
     def create(self, path: str, data: bytes) -> None:
         """Create an object, unless there is one."""
-        with self.writing.request(), self._available():
-            try:
-                obstore.put(self._store, path, data, mode="create")
-            except AlreadyExistsError:
-                return
+        with self.writing.request(), self._available(), suppress(AlreadyExistsError):
+            obstore.put(self._store, path, data, mode="create")
 
     def delete(self, path: str) -> None:
         """Delete an object, if it exists."""
-        with self.writing.request(), self._available():
-            try:
-                obstore.delete(self._store, path)
-            except FileNotFoundError:
-                return
+        with self.writing.request(), self._available(), suppress(FileNotFoundError):
+            obstore.delete(self._store, path)
 
     @contextmanager
     def _available(self) -> Iterator[None]:

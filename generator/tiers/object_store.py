@@ -284,7 +284,9 @@ class ObjectStoreTier(KvTier):
     @contextmanager
     def _room(self, size: int) -> Iterator[None]:
         """Reserve ``size`` bytes until the object is published. Raises TierFull."""
-        if not self._fits(size):
+        with self._lock:
+            fits = self._used() + self._reserved + size <= self._max_bytes
+        if not fits:
             # Others may have deleted some.
             with suppress(TierUnavailable):
                 self._list()
@@ -298,10 +300,6 @@ class ObjectStoreTier(KvTier):
         finally:
             with self._lock:
                 self._reserved -= size
-
-    def _fits(self, size: int) -> bool:
-        with self._lock:
-            return self._used() + self._reserved + size <= self._max_bytes
 
     def _used(self) -> int:
         return sum(entry.bytes for entry in self._index.values())

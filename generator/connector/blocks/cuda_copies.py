@@ -3,7 +3,7 @@
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -115,10 +115,8 @@ class CudaCopies:
 
     def _clear_error(self) -> None:
         """Let a kernel fail with CUDA's last error, which takes it back. Otherwise the engine's next kernel would."""
-        try:
+        with suppress(RuntimeError):
             torch.ones(1, device=self._device).add_(1)
-        except RuntimeError:
-            return
 
 
 def register(runtime: Any, clear_error: Callable[[], None], memory: Page) -> Callable[[], None]:  # noqa: ANN401

@@ -199,16 +199,15 @@ class BackgroundLoads:
         """Memory for the pages of all donors, side by side."""
         if not donors:
             return {}
-        counts = [len(self._span(donor)) for donor in donors]
+        page_tokens = self._blocks.page_tokens
+        counts = [
+            len(pages_spanned(donor.source.prefix_tokens, donor.end - donor.start, page_tokens)) for donor in donors
+        ]
         staged = self._blocks.stage(sum(counts))
         return {
             donor.start: StagedRows(staged, range(end - count, end))
             for donor, count, end in zip(donors, counts, accumulate(counts), strict=True)
         }
-
-    def _span(self, donor: DonorPages) -> range:
-        """The pages that a donor's tokens are in."""
-        return pages_spanned(donor.source.prefix_tokens, donor.end - donor.start, self._blocks.page_tokens)
 
     def _run(
         self,

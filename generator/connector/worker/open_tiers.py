@@ -12,10 +12,9 @@ from blake3 import blake3
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.settings import KvPlaces
 from generator.tiers.arena import HostArena
-from generator.tiers.base import KvTier, StoredNode, TierError, TierUnavailable
+from generator.tiers.base import KvTier, NullTier, StoredNode, TierError, TierUnavailable
 from generator.tiers.disk import DiskTier
 from generator.tiers.disk_folder import boot_id
-from generator.tiers.null import NullTier
 from generator.tiers.object_requests import open_store
 from generator.tiers.object_store import ObjectStoreTier
 from protocol.kv import KvMemory, KvNode, pages_spanned

@@ -16,8 +16,8 @@ from generator.connector.step_jobs import BlockCopy, DonorPages, Load, Piece
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.open_tiers import _disk_rate, open_tiers
 from generator.settings import KvSettings, ObjectStoreSettings
+from generator.tiers.base import NullTier
 from generator.tiers.disk import DiskTier
-from generator.tiers.null import NullTier
 from generator.tiers.object_store import ObjectStoreTier
 from protocol.kv import LostCopy
 from protocol.plans import Donor, PlannedNode

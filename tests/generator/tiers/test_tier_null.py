@@ -1,8 +1,7 @@
 import pytest
 from tier_contract import TierContract, make_node
 
-from generator.tiers.base import TierFull
-from generator.tiers.null import NullTier
+from generator.tiers.base import NullTier, TierFull
 from protocol.tiers import Tier
 
 

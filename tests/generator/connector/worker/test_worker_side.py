@@ -15,8 +15,8 @@ from small_cache import small_cache
 from generator.connector.step_jobs import Load, Piece, Purge, StepJobs
 from generator.connector.worker import worker_side
 from generator.connector.worker.worker_side import WorkerSide
+from generator.tiers.base import NullTier
 from generator.tiers.disk import DiskTier
-from generator.tiers.null import NullTier
 from protocol.kv import KvMemory, KvNode, LostCopy
 from protocol.tiers import Tier
 
