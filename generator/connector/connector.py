@@ -130,7 +130,7 @@ class RagtreeConnector(WorkerConnector):
         """The packed report, as it left the engine."""
         return ReportStats(data=data or {})
 
-    # Messages in and reports out. They cross the process border, unless an in-process planner overrides these methods.
+    # These two cross the process border, unless an in-process planner overrides them.
 
     def _message_of(self, request: "Request") -> RequestMessage | None:
         """The message that a request carries."""

@@ -168,8 +168,9 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         gpu_pages = int(num_blocks * self._settings.gpu_share)
         attention = self._attention(kv_caches)
         memory = measure_memory(places, kv_fingerprint, blocks, attention, gpu_pages, num_blocks, tiers)
-        peering = Peering.opened(self._settings.peers, tiers, kv_fingerprint, blocks.page_bytes, self._rank)
-        if peering is not None:
+        peering, key = None, self._settings.peers.key()
+        if key is not None:
+            peering = Peering(self._settings.peers, key, tiers, kv_fingerprint, blocks.page_bytes, self._rank)
             memory = msgspec.structs.replace(memory, peers=peering.peers)
         log.info(
             "kv_cache_opened",

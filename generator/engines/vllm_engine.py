@@ -162,10 +162,7 @@ class VllmEngine:
         return await self._parts().orders.residency()
 
     async def probe_prefill(self, cached_tokens: int, new_tokens: int) -> PrefillCost:
-        """Time one token's generation after a prompt of which vLLM has cached the first ``cached_tokens``.
-
-        vLLM caches whole blocks, so up to one block less is really cached.
-        """
+        """Time one token after a prompt. vLLM caches whole blocks, so up to one block less is really cached."""
         return await _probe_prefill(self._parts().requests, cached_tokens, new_tokens)
 
     async def _check_schema(self, sampling: Sampling, caller: str) -> None:

@@ -1,10 +1,10 @@
 """Translation between the protocol's sampling types and vLLM's, and where the seed of a request goes."""
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from generator.grammars.messages import PLACE_IN_SOURCE
 from protocol.errors import InvalidRequest
 from protocol.generation import FinishReason, Sampling, TokenLogprob
 
@@ -21,9 +21,6 @@ SEED_ARGUMENT = "ragtree_seed"
 """Its entry in vLLM's ``extra_args`` of a request."""
 
 _FOR_MINUS_ONE = 2**63 - 1
-_PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
-"""The time and the line of C++ before messages of xgrammar."""
-
 _LEAST_REPETITION_PENALTY = 0.01
 """vLLM divides logits by it. With much less they overflow, and no token follows a schema any more."""
 
@@ -108,7 +105,7 @@ def check_sampling(config: "VllmConfig", tokenizer: "TokenizerLike | None", samp
 def refusal(error: Exception, unnamed: str | None = None) -> InvalidRequest:
     """The protocol's error for a request that vLLM refuses. ``unnamed`` is to blame if vLLM names no parameter."""
     # Not str(error), which also quotes the value.
-    said = _PLACE_IN_SOURCE.sub("", str(error.args[0] if error.args else error)).strip()
+    said = PLACE_IN_SOURCE.sub("", str(error.args[0] if error.args else error)).strip()
     return InvalidRequest(f"vLLM refuses the request: {said}", getattr(error, "parameter", None) or unnamed)
 
 

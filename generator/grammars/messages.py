@@ -1,6 +1,11 @@
 """What the process that tries schemas is told, and what it answers."""
 
+import re
+
 import msgspec
+
+PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+"""The time and the line of C++ before messages of xgrammar."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True):

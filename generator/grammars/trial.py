@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
-from generator.grammars.messages import Vocabulary
+from generator.grammars.messages import PLACE_IN_SOURCE, Vocabulary
 
 _WALKS = 3
 _WALK_TOKENS = 64
 _STRUCTURE = re.compile(rb'[\s"{}\[\],:]*["{}\[\],:][\s"{}\[\],:]*')
 """Tokens that begin or end parts of JSON. Answers of random tokens alone would never leave their first string."""
-_PLACE_IN_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
-"""The time and the line of C++ before messages of xgrammar."""
 _LONGEST_MESSAGE = 500
 
 Mask = npt.NDArray[np.int32]
@@ -50,7 +48,7 @@ class Trial:
             # Exceptions of native code arrive as a RuntimeError.
             if "bad_alloc" in str(error):
                 raise MemoryError from error
-            raise SchemaRefused(_PLACE_IN_SOURCE.sub("", str(error)).strip()[:_LONGEST_MESSAGE]) from error
+            raise SchemaRefused(PLACE_IN_SOURCE.sub("", str(error)).strip()[:_LONGEST_MESSAGE]) from error
         random = Random(schema)  # noqa: S311  # nosec B311  # the same schema has the same verdict everywhere
         for _ in range(_WALKS):
             self._walk(compiled, random, mask_s)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,12 +88,9 @@ class HostArena(KvTier):
         if pages is None or node is None:
             raise KvMissing(f"{key} is not in the arena at {pages}")
 
-        def verify() -> None:
-            if self._node_in(pages, key) is None:
-                raise KvBroken(Damage.CHANGED, f"{key} was dropped or overwritten while it was read")
-
-        yield _ArenaReader(node, self._file.pages, pages, verify)
-        verify()
+        reader = _ArenaReader(node, self._file.pages, pages, partial(self.has, key, pages))
+        yield reader
+        reader.verify()
 
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
@@ -235,11 +233,11 @@ class HostArena(KvTier):
 class _ArenaReader(PageReader):
     """Reads the arena's memory."""
 
-    def __init__(self, node: KvNode, pages: Page, of: Pages, verify: Callable[[], None]) -> None:
+    def __init__(self, node: KvNode, pages: Page, of: Pages, is_there: Callable[[], bool]) -> None:
         self.node = node
         self._pages = pages
         self._numbers = of.numbers
-        self._verify = verify
+        self._is_there = is_there
 
     def page(self, index: int) -> Page:
         """Page ``index``, in place. Raises IndexError."""
@@ -256,7 +254,8 @@ class _ArenaReader(PageReader):
 
     def verify(self) -> None:
         """Check that the pages still hold the node. Raises KvBroken."""
-        self._verify()
+        if not self._is_there():
+            raise KvBroken(Damage.CHANGED, f"{self.node.key} was dropped or overwritten while it was read")
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self._numbers):

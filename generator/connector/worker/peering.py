@@ -1,7 +1,6 @@
 """A worker's connection with other locations: it serves its tiers to them, and reads theirs."""
 
 from contextlib import AbstractContextManager
-from typing import Self
 
 from generator.peers.page_client import PeerPages, RemoteReader
 from generator.peers.page_server import PageServer
@@ -13,29 +12,25 @@ from protocol.tiers import Tier
 
 
 class Peering:
-    """The ``server`` of a rank's pages, and the ``pages`` of the same rank elsewhere.
+    """The server of a rank's pages, and the pages of the same rank elsewhere, among those that know the ``key``.
 
-    A load may wait for them for ``timeout_s`` seconds.
+    A load may wait for them for ``timeout_s`` seconds. Raises ConfigError if the server cannot be opened.
     """
 
-    def __init__(self, server: PageServer, pages: PeerPages, rank: int, timeout_s: float) -> None:
-        self._server = server
-        self._pages = pages
-        self._rank = rank
-        self.timeout_s = timeout_s
-
-    @classmethod
-    def opened(
-        cls, settings: PeerSettings, tiers: dict[Tier, KvTier], fingerprint: str, page_bytes: int, rank: int
-    ) -> Self | None:
-        """The peering that is configured for a rank, if there is any. Raises ConfigError if it cannot be opened."""
-        key = settings.key()
-        if key is None:
-            return None
+    def __init__(
+        self,
+        settings: PeerSettings,
+        key: str,
+        tiers: dict[Tier, KvTier],
+        fingerprint: str,
+        page_bytes: int,
+        rank: int,
+    ) -> None:
         port = settings.port + rank if settings.port else 0
-        server = PageServer(tiers, fingerprint, page_bytes, rank, key, settings.host, port)
-        pages = PeerPages(fingerprint, page_bytes, rank, key, settings.timeout_s)
-        return cls(server, pages, rank, settings.timeout_s)
+        self._server = PageServer(tiers, fingerprint, page_bytes, rank, key, settings.host, port)
+        self._pages = PeerPages(fingerprint, page_bytes, rank, key, settings.timeout_s)
+        self._rank = rank
+        self.timeout_s = settings.timeout_s
 
     @property
     def peers(self) -> Peers:

@@ -39,7 +39,7 @@ class Machine:
         self.disk = DiskTier(folder / "disk", "weights", PAGE_TOKENS, size, 1 << 20)
         tiers = {Tier.HOST: self.host, Tier.DISK: self.disk}
         settings = PeerSettings(key_file=folder / "key", host="127.0.0.1", timeout_s=timeout_s)
-        self.peering = Peering.opened(settings, tiers, "weights", size, 0)
+        self.peering = Peering(settings, settings.key(), tiers, "weights", size, 0)
         memory = KvMemory("weights", "boot", PAGE_TOKENS, size, BLOCKS, 9, 9, 0.0, 1.0, "cpu")
         self.worker = WorkerSide(self.blocks, tiers, memory, peering=self.peering)
         self.worker.take_results()
@@ -145,8 +145,7 @@ def test_a_machine_that_does_not_serve_has_lost_nothing(machine, reason):
 def test_without_a_key_nothing_is_read_elsewhere(machine, tmp_path):
     far = machine("far")
     far.holds("aa", Tier.HOST)
-    blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
-    assert Peering.opened(PeerSettings(host="127.0.0.1"), {}, "weights", blocks.page_bytes, 0) is None
+    assert PeerSettings(host="127.0.0.1").key() is None
     near = machine("near")
     near.worker._loads._peering = None
     result = near.load(far.piece("aa", Tier.HOST, (1, 2)))
