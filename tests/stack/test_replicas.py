@@ -1,7 +1,8 @@
-"""Two slow instances on real Ray Serve: loss, retry, draining, clients that leave, and a trace through all processes.
+"""Two slow instances on real Ray Serve: loss, retry, draining, clients that leave, a trace through all processes.
 
-The fake engine prefills so slowly that a test sees which query it works on. Each instance runs one query at a time. The
-order matters: after draining there is one instance, and the last test stops the stack.
+The fake engine prefills so slowly that a test sees which query it works on. Each instance runs one query at a time. A
+second machine joins, without an engine. The order matters: after draining there is one instance, and the last test
+stops the stack.
 """
 
 import threading
@@ -13,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from instances import redeploy, replicas, running_on, terminal
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from stacks import FAKE, FREEDONIA, come_to, until
+from second_machine import SecondMachine, of_several_machines
+from stacks import FAKE, FREEDONIA, come_to, command, until
 
 pytestmark = pytest.mark.ray
 
@@ -67,8 +69,9 @@ def received():
 
 
 @pytest.fixture(scope="module")
-def slow(start_stack, received):
-    stack = start_stack({**SLOW, "RAGTREE_OBSERVABILITY__OTLP_ENDPOINT": received[1]}, "slow")
+def slow(start_stack, received, tmp_path_factory):
+    several = of_several_machines(tmp_path_factory.mktemp("key"))
+    stack = start_stack({**SLOW, **several, "RAGTREE_OBSERVABILITY__OTLP_ENDPOINT": received[1]}, "slow")
     for collection, documents in DOCUMENTS.items():
         stack.ingest(collection, documents)
     until(lambda: len(running_on(stack)) == 2)
@@ -82,6 +85,29 @@ def one_slow(slow):
         redeploy(slow, RAGTREE_SERVING__GENERATOR__MIN_REPLICAS="1")
         until(lambda: len(running_on(slow)) == len(replicas(slow)) == 1)
     return slow
+
+
+def test_a_machine_joins_and_leaves_nothing_behind_when_it_goes(slow, tmp_path):
+    second = SecondMachine(tmp_path / "data", slow.environment)
+    try:
+        second.join(slow.running.ray_address, engines=0)
+        until(lambda: second.joined(1))
+        second.leave()
+    finally:
+        second.kill()
+
+
+def test_a_machine_with_another_token_or_key_is_refused(slow, tmp_path):
+    (tmp_path / "key").write_text("a secret of someone else")
+    for variable, value, told in (
+        ("RAY_AUTH_TOKEN", "0" * 64, "refuses this machine's token"),
+        ("RAGTREE_GENERATOR__KV__PEERS__KEY_FILE", str(tmp_path / "key"), "another secret"),
+    ):
+        own = {**slow.environment, "RAGTREE_DATA_DIR": str(tmp_path / "data"), variable: value}
+        ran = command("join", slow.running.ray_address, **own)
+        assert ran.returncode == 1
+        assert told in ran.stderr
+        assert "Traceback" not in ran.stderr
 
 
 def test_a_query_that_loses_its_instance_before_a_token_is_answered_by_another(slow):

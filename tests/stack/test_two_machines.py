@@ -3,22 +3,21 @@
 What one has computed, the other one reads at it. A lost machine costs no query.
 """
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
-from stacks import HASHING, PATIENCE_S, StackUnderTest, come_to, command, until
+from second_machine import SecondMachine, of_several_machines
+from stacks import HASHING, StackUnderTest, come_to, until
 
 from services.stack.run_state import RunState
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.prove("services/cluster/", "cachectl/runtime/", "cachectl/tiers/", "generator/peers/"),
+]
 
 ENVIRONMENT = {
     **HASHING,
@@ -31,7 +30,6 @@ ENVIRONMENT = {
     "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
 }
-ADDRESS = "127.0.0.2"
 DOCUMENTS = {
     name: " ".join(f"Fact {number} about {name} is that {name} has {number * seed} lakes." for number in range(40))
     for seed, name in enumerate(("Ruritania", "Freedonia"), start=2)
@@ -41,59 +39,10 @@ DOCUMENT_TOKENS = 300
 READ_AT_PEERS = "ragtree_cache_peer_tokens_total"
 
 
-class SecondMachine:
-    """``ragtree join`` in a process of its own, on a folder of its own."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder = folder
-        self._log = folder.with_name("second.log")
-        own = {"RAGTREE_DATA_DIR": str(folder), "RAGTREE_CLUSTER__HOST": ADDRESS}
-        self._environment = {**os.environ, **environment, **own}
-        self._process: psutil.Popen | None = None
-
-    def join(self, head: str, engines: int = 1) -> None:
-        with self._log.open("ab") as log:
-            self._process = psutil.Popen(
-                [sys.executable, "-m", "services.cli", "join", head],
-                env={**self._environment, "RAGTREE_CLUSTER__ENGINES": str(engines)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def joined(self, times: int) -> bool:
-        """Whether it has become a member so often."""
-        return self._log.read_text().count("Joined") == times
-
-    def kill(self) -> None:
-        """End all its processes at once, as a power failure does."""
-        if self._process is None or not self._process.is_running():
-            return
-        family = [self._process, *self._process.children(recursive=True)]
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family)
-
-    def leave(self) -> None:
-        """Have it leave, and check that nothing of it stays."""
-        family = self._process.children(recursive=True)
-        self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()
-        assert [process for process in family if process.is_running()] == []
-
-
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
     """The stack, and the machine that joins it while it starts."""
-    key = tmp_path_factory.mktemp("key") / "peers-key"
-    key.write_text("a secret of both machines")
-    with socket.create_server(("", 0)) as free:
-        port = str(free.getsockname()[1])
-    environment = {
-        **ENVIRONMENT,
-        "RAGTREE_CLUSTER__PORT": port,
-        "RAGTREE_GENERATOR__KV__PEERS__KEY_FILE": str(key),
-    }
+    environment = {**ENVIRONMENT, **of_several_machines(tmp_path_factory.mktemp("key"))}
     stack = StackUnderTest(tmp_path_factory.mktemp("first"), environment)
     second = SecondMachine(tmp_path_factory.mktemp("second") / "data", environment)
     try:
@@ -150,20 +99,6 @@ def test_a_machine_comes_back_and_leaves_nothing_behind_when_it_goes(machines):
     second.join(stack.running.ray_address, engines=0)
     until(lambda: second.joined(2))
     second.leave()
-
-
-def test_a_machine_with_another_token_or_key_is_refused(machines, tmp_path):
-    stack, _ = machines
-    (tmp_path / "key").write_text("a secret of someone else")
-    for variable, value, told in (
-        ("RAY_AUTH_TOKEN", "0" * 64, "refuses this machine's token"),
-        ("RAGTREE_GENERATOR__KV__PEERS__KEY_FILE", str(tmp_path / "key"), "another secret"),
-    ):
-        own = {**stack.environment, "RAGTREE_DATA_DIR": str(tmp_path / "data"), variable: value}
-        ran = command("join", stack.running.ray_address, **own)
-        assert ran.returncode == 1
-        assert told in ran.stderr
-        assert "Traceback" not in ran.stderr
 
 
 def cached_tokens(stack: StackUnderTest, name: str) -> int:
