@@ -21,6 +21,7 @@ def server():
         yield server
 
 
+@pytest.mark.prove("loadtest/")
 def test_stalled_answers_do_not_delay_arrivals(server, tmp_path):
     due = [0.03 * number for number in range(20)]
     ran = end(begin(tmp_path, server.url, "--trace", trace(tmp_path, *((at, "stalls") for at in due))), tmp_path)
@@ -41,6 +42,7 @@ def test_late_requests_count_from_when_they_were_due(server, tmp_path):
     assert "**The load test itself was late**" in (ran.folder / "report.md").read_text()
 
 
+@pytest.mark.prove("loadtest/")
 def test_arrivals_beyond_max_open_are_missed(server, tmp_path):
     lines = [(0.02 * number, "stalls") for number in range(10)]
     ran = end(begin(tmp_path, server.url, "--max-open", "3", "--trace", trace(tmp_path, *lines)), tmp_path)
@@ -69,6 +71,7 @@ def test_run_ingests_its_corpus_and_follows_the_schedule(server, tmp_path):
     assert {path.removeprefix("PUT") for path in put} == {path.removeprefix("DELETE") for path in deleted}
 
 
+@pytest.mark.prove("loadtest/")
 def test_interrupted_run_has_a_report(server, tmp_path):
     lines = [(0.0, "plain"), (FIRST_S + 1.2, "stalls"), (60.0, "plain")]
     process = begin(tmp_path, server.url, "--trace", trace(tmp_path, *lines))
@@ -119,6 +122,7 @@ def answers(page):
         return False
 
 
+@pytest.mark.prove("loadtest/")
 def test_missing_stack_is_reported_with_instructions(tmp_path):
     process = begin(tmp_path, "http://127.0.0.1:9")
     log = log_of(process)

@@ -25,6 +25,7 @@ SLOW = {
     "RAGTREE_GENERATOR__FAKE__DECODE_TOKENS_PER_S": "20",
     "RAGTREE_GENERATOR__FAKE__PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S),
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
+    "RAGTREE_CLUSTER__ENGINES": "2",
     "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
     # Send nothing before the end: spans that arrive were flushed by stopping processes.
     "OTEL_BSP_SCHEDULE_DELAY": "600000",

@@ -144,6 +144,7 @@ def test_two_files_one_of_them_broken(page: Browser, stack: PageStack, made):
     assert page.all(".stored")[0].is_displayed()
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_files_are_dropped_and_replace_documents(page: Browser, stack: PageStack, made):
     manage(page, "dropped")
     page.drop("#drop", [made("one.txt", "First."), made("two.txt", "Second.")])
@@ -167,6 +168,7 @@ def test_files_are_dropped_and_replace_documents(page: Browser, stack: PageStack
     page.until(lambda: page.text("#new-collection-note").startswith("Folders are not uploaded: folder."))
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_odd_names_and_contents(page: Browser, stack: PageStack, made):
     manage(page, "odd")
     decomposed = "u\u0308ber.txt"
@@ -195,6 +197,7 @@ def test_odd_names_and_contents(page: Browser, stack: PageStack, made):
     page.until(lambda: page.text("#stored-note") == "odd has no documents.")
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_second_file_of_the_same_name_asks(page: Browser, made):
     manage(page, "twins")
     choose(page, made("notes.txt", "One."), made("other/notes.txt", "Two."), made("third/notes.txt", "Three."))
@@ -211,6 +214,7 @@ def test_second_file_of_the_same_name_asks(page: Browser, made):
     page.until(lambda: stored(page) == ["notes (2).txt", "notes.txt"])
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_lost_network_and_retry(page: Browser, made):
     manage(page, "lost")
     with page.offline():
@@ -227,6 +231,7 @@ def test_lost_network_and_retry(page: Browser, made):
     assert states(page) == {}
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_file_that_is_gone_must_be_chosen_again(page: Browser, made):
     manage(page, "lost")
     file = made("gone.txt", "A.")
@@ -241,6 +246,7 @@ def test_file_that_is_gone_must_be_chosen_again(page: Browser, made):
     ended(page, {"gone.txt": "stored"})
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_failed_job_can_be_retried(page: Browser, stack: PageStack, made, monkeypatch):
     real = stack.retriever.get_job
 
@@ -260,6 +266,7 @@ def test_failed_job_can_be_retried(page: Browser, stack: PageStack, made, monkey
     ended(page, {"a.txt": "unchanged"})
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_quota_holds_the_queue(browser: Browser, tmp_path, made):
     with serving(tmp_path / "stack", limits=Limits(concurrent_uploads=1), retry_after_s=1) as stack:
         browser.open(stack.url)
@@ -284,6 +291,7 @@ def test_quota_holds_the_queue(browser: Browser, tmp_path, made):
 
 
 @pytest.mark.parametrize("size", [2_000, 30_000_000])
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_file_over_the_limit(browser: Browser, tmp_path, made, size: int):
     with serving(tmp_path / "stack", max_document_bytes=1_000) as stack:
         browser.open(stack.url)
@@ -294,6 +302,7 @@ def test_file_over_the_limit(browser: Browser, tmp_path, made, size: int):
         assert browser.texts(".upload button:not([hidden])") == ["Dismiss"]
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_upload_is_cancelled(page: Browser, stack: PageStack, made):
     manage(page, "cancelled")
     conditions = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 200_000}
@@ -357,6 +366,7 @@ def test_pages_and_deletion_by_keyboard(page: Browser, stack: PageStack):
     page.until(lambda: "d16" not in stored(page))
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_focus_order_and_visible_focus(page: Browser, made):
     manage(page, "default")
     choose(page, made("a.txt", "A."))
@@ -373,6 +383,7 @@ def test_focus_order_and_visible_focus(page: Browser, made):
     assert page.run("return document.querySelector('#uploads-status').getAttribute('role')") == "status"
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_key_is_asked_for(browser: Browser, tmp_path, made):
     keys = {"api_keys": (ApiKey(secret="sk-acme", tenant="acme"),), "admin_key": "sk-root"}
     with serving(tmp_path / "stack", **keys) as stack:
@@ -390,6 +401,7 @@ def test_key_is_asked_for(browser: Browser, tmp_path, made):
         assert "key" in problems(browser, "b.txt")
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_layout_of_documents(page: Browser, stack: PageStack, made):
     names = {f"handbook/chapter-{number:02}": "Some words. " * number * 40 for number in range(1, 24)}
     stack.ingest(names, "handbook")

@@ -90,6 +90,7 @@ def boxes(browser: Browser, css: str) -> list[tuple[float, float, float, float]]
     )
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_a_mode_is_offered_where_there_is_a_graph(page: Browser, stack: PageStack):
     assert page.run("return [...document.querySelector('#mode').options].map(({ value }) => value)") == list(GraphMode)
     assert page.all("label[for=mode]")[0].is_displayed()
@@ -101,6 +102,7 @@ def test_a_mode_is_offered_where_there_is_a_graph(page: Browser, stack: PageStac
     assert page.all("#mode")[0].is_displayed()
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_without_a_graph_no_mode_is_offered(browser: Browser, tmp_path):
     with serving(tmp_path) as stack:
         stack.ingest({"lake": DOCUMENTS["lake"]})
@@ -152,6 +154,7 @@ def test_what_an_answer_used_is_drawn(page: Browser):
 
 
 @pytest.mark.parametrize("count", [5, 40])
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_graphs_of_5_and_40_entities_are_readable(page: Browser, stack: PageStack, monkeypatch, count: int):
     entities = tuple(Entity(f"Entity number {n}", 1 / (n + 1), n) for n in range(min(count, 10)))
     relations = tuple(
@@ -182,6 +185,7 @@ def test_graphs_of_5_and_40_entities_are_readable(page: Browser, stack: PageStac
     page.until(lambda: centres(page) == drawn)
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_odd_graphs_are_drawn_and_bounded(page: Browser, stack: PageStack, monkeypatch):
     long = "x" * 5000
     relations = (
@@ -211,6 +215,7 @@ def test_odd_graphs_are_drawn_and_bounded(page: Browser, stack: PageStack, monke
     page.shoot("graph-odd")
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_a_question_that_leads_to_no_entity_says_so(page: Browser, stack: PageStack, monkeypatch):
     reported(stack, monkeypatch, Subgraph())
     ask(page, "global")

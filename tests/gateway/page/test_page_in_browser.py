@@ -89,6 +89,7 @@ def test_question_by_keyboard_streams_its_answer(page: Browser, stack: PageStack
     )
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch):
     # In its own collection, because the gateway learns per collection when to start a speculation.
     stack.ingest(dict(list(documents().items())[:6]), "other")
@@ -122,6 +123,7 @@ def test_timeline_bars_are_in_order(page: Browser, stack: PageStack, monkeypatch
     assert rows[-1] == "End"
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_an_answer_that_ends_with_its_first_token_has_one_label_for_both(page: Browser, stack: PageStack, monkeypatch):
     monkeypatch.setattr(stack.retriever, "stage_s", 0.1)
     monkeypatch.setattr(stack.generator, "longest", 1)
@@ -132,6 +134,7 @@ def test_an_answer_that_ends_with_its_first_token_has_one_label_for_both(page: B
     assert label.startswith("first token")
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_passage_opens_with_the_questions_words_marked(page: Browser, stack: PageStack):
     text = "Tides rise and fall.\nThe moon pulls the sea.\nWater flows back at ebb."
     stack.ingest({"tides": text}, "sea")
@@ -156,6 +159,7 @@ def test_passage_opens_with_the_questions_words_marked(page: Browser, stack: Pag
     page.shoot("passage")
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_tree_updates_while_visible(page: Browser, stack: PageStack):
     count = "return document.querySelectorAll('.tier:first-child .cell').length"
     page.until(lambda: page.run(count) > 1)
@@ -172,6 +176,7 @@ def test_tree_updates_while_visible(page: Browser, stack: PageStack):
     page.until(lambda: found <= {name.partition(" (")[0] for name in page.texts("#tree-table td:first-child")})
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_stop_cancels_the_query(page: Browser, stack: PageStack, monkeypatch):
     monkeypatch.setattr(stack.generator, "decode_tokens_per_s", 5)
     ask(page, QUESTION)
@@ -214,6 +219,7 @@ def test_errors_are_shown_as_text(browser: Browser, stack: PageStack):
         browser.until(lambda: "does not answer" in browser.text("#answer"))
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_broken_connection_is_reported(browser: Browser, stack: PageStack, monkeypatch):
     browser.open(stack.url)
     monkeypatch.setattr(stack.generator, "decode_tokens_per_s", 5)
@@ -225,6 +231,7 @@ def test_broken_connection_is_reported(browser: Browser, stack: PageStack, monke
     assert browser.text("#answer .text")
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_keys_are_requested_and_stored_in_the_tab(browser: Browser, tmp_path):
     keys = {"api_keys": (ApiKey(secret="sk-acme", tenant="acme"),), "admin_key": "sk-root"}
     with serving(tmp_path, **keys) as stack:
@@ -260,6 +267,7 @@ def test_keys_are_requested_and_stored_in_the_tab(browser: Browser, tmp_path):
         assert browser.driver.title == "RAGTree"
 
 
+@pytest.mark.prove("gateway/page/", "gateway/routes/", "gateway/wire/")
 def test_layout_in_light_dark_and_narrow_windows(browser: Browser, tmp_path):
     with serving(tmp_path, gpu=2500, host=12_000) as stack:
         stack.ingest(documents())

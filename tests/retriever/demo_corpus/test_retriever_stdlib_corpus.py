@@ -15,6 +15,7 @@ def corpus():
     return by_id
 
 
+@pytest.mark.prove("retriever/demo_corpus/")
 def test_corpus_has_thousands_of_documents():
     kinds = [document.kind for document in corpus().values()]
     assert kinds.count("function") > 1500

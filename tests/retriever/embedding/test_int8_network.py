@@ -67,6 +67,7 @@ def test_stored_vectors_stay_comparable(exact, rounded):
     assert rounded.fingerprint == exact.fingerprint
 
 
+@pytest.mark.prove("retriever/embedding/", "retriever/machine.py")
 def test_documents_are_computed_at_a_low_priority_and_queries_are_not(rounded):
     def ticks_by_niceness() -> dict[int, int]:
         spent: dict[int, int] = {}
@@ -87,6 +88,7 @@ def test_documents_are_computed_at_a_low_priority_and_queries_are_not(rounded):
     assert after[usual] > 0.8 * sum(after.values())
 
 
+@pytest.mark.prove("retriever/embedding/", "retriever/machine.py")
 def test_queries_and_documents_may_be_embedded_at_once(rounded):
     documents, query = rounded.embed_documents(TEXTS), rounded.embed_query(TEXTS[0])
     with ThreadPoolExecutor(8) as pool:

@@ -127,7 +127,12 @@ async def test_closing_during_a_build_discards_it(tmp_path, gate):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("ivf", {}), ("mapped", {"on_disk_bytes": 1}), ("hnsw", {"kind": "hnsw"})]
+    ("kind", "options"),
+    [
+        ("ivf", {}),
+        pytest.param("mapped", {"on_disk_bytes": 1}, marks=pytest.mark.prove("retriever/index/")),
+        pytest.param("hnsw", {"kind": "hnsw"}, marks=pytest.mark.prove("retriever/index/")),
+    ],
 )
 async def test_indexes_are_rebuilt_under_uploads_deletions_and_searches(tmp_path, kind, options):
     chosen = varied(IndexSettings, **FEW, removed_share=0.1, stage_ms=1e-6, **options)

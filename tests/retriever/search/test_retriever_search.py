@@ -251,7 +251,7 @@ async def test_search_never_sees_a_partial_replacement(tmp_path):
                 versions.update(titles)
 
         async def keep_replacing():
-            for version in range(1, 25):
+            for version in range(1, 10):
                 await put(retriever, "a", body, title=f"version {version}")
             done.set()
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.prove("loadtest/", "gateway/wire/")
 def test_a_stack_answers_the_load_test(fake_stack, tmp_path):
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary"]
     command += ["--host", fake_stack.url, "--report-dir", str(tmp_path), "--schedule", "4:5", "--max-tokens", "12"]

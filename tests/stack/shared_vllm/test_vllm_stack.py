@@ -3,6 +3,7 @@
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -209,6 +210,7 @@ def test_the_openai_client_works_unchanged(client):
         client.chat.completions.create(model="another", messages=messages)
 
 
+@pytest.mark.prove("gateway/query/", "gateway/routes/", "generator/engines/", "services/serve/")
 def test_a_client_that_leaves_stops_the_engine(vllm_stack):
     """After a disconnect in mid-answer, the engine must stop working: its count of tokens and its CPU time show it."""
     asked = {**QUESTION, "query": "Write a long story about Freedonia.", "max_tokens": 250}
@@ -254,9 +256,9 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
 
 def test_only_ingestion_gives_way(vllm_stack):
     stack = psutil.Process(vllm_stack.running.pid)
-    processes = {" ".join(process.cmdline()): process for process in stack.children(recursive=True)}
     titles = ["ServeReplica:retriever", "ServeReplica:controller", "ServeReplica:generator", "VLLM::EngineCore"]
-    first = [next(process for title, process in processes.items() if part in title) for part in titles]
+    # A process that was started again gets its title with its first call.
+    first = [until(partial(vllm_stack.processes, title))[0] for title in titles]
     assert {process.nice() for process in first} == {stack.nice()}
     threads = {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in first[0].threads()}
     assert min(threads) == stack.nice() < max(threads)

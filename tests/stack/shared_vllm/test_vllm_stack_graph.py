@@ -59,6 +59,7 @@ def test_other_answers_have_no_facts(family):
     assert (reply["facts_attention"], reply["facts_fallback"]) == (None, None)
 
 
+@pytest.mark.prove("retriever/graph/", "cachectl/runtime/", "generator/composing/dependency/")
 def test_a_deletion_takes_the_facts_and_their_kv_along(family):
     def composed(reply) -> int:
         return reply["usage"]["prompt_tokens_details"]["composed_tokens"]
