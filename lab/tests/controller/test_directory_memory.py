@@ -24,7 +24,7 @@ def test_all_nodes_are_registered_on_each_machine(tier):
         assert all(tree.insert(held, location.cache(tier)) for held in held_nodes(10, 32))
         assert location.cache(tier).used == room
     assert len(tree.registry.nodes) == 31
-    assert sorted(node.depth for node in tree.registry.nodes.values()) == [1, *[2] * 10, *[3] * 10, *[4] * 10]
+    assert sorted(len(node.path) for node in tree.registry.nodes.values()) == [1, *[2] * 10, *[3] * 10, *[4] * 10]
     check_integrity(tree)
 
 

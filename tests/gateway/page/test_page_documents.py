@@ -374,7 +374,7 @@ def test_focus_order_and_visible_focus(page: Browser, made):
     page.until(lambda: "a.txt" in stored(page))
     page.run("document.querySelector('#documents-collection').focus()")
     reached = []
-    for _ in range(6):
+    for _ in range(5):
         page.press(Keys.TAB)
         reached.append(page.run("return document.activeElement.id || document.activeElement.ariaLabel"))
         assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
