@@ -98,7 +98,10 @@ def test_another_tenants_document_does_not_count_as_cached(measured):
 
 
 def test_cached_document_is_not_faster_for_another_tenant(measured):
-    took = {asked: median(of_round["ms"] for of_round in rounds) for asked, rounds in measured.items()}
-    assert took["hot"] <= 0.5 * took["cold"], took
-    # Nearer to the cold one: other tests change the machine's speed by a third from one median to the next.
-    assert took["foreign"] >= (took["hot"] + took["cold"]) / 2, took
+    """Within rounds, because the machine's speed changes from one to the next."""
+
+    def share_of_cold(asked: str) -> float:
+        return median(one["ms"] / cold["ms"] for one, cold in zip(measured[asked], measured["cold"], strict=True))
+
+    assert share_of_cold("hot") <= 0.5, measured
+    assert share_of_cold("foreign") >= 0.7, measured
