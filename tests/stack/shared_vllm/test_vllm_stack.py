@@ -256,9 +256,10 @@ def test_a_client_that_leaves_stops_the_engine(vllm_stack):
 
 def test_only_ingestion_gives_way(vllm_stack):
     stack = psutil.Process(vllm_stack.running.pid)
-    titles = ["ServeReplica:retriever", "ServeReplica:controller", "ServeReplica:generator", "VLLM::EngineCore"]
+    titles = ["ServeReplica:retriever", "ServeReplica:controller", "ServeReplica:generator"]
     # A process that was started again gets its title with its first call.
-    first = [until(partial(vllm_stack.processes, title))[0] for title in titles]
-    assert {process.nice() for process in first} == {stack.nice()}
-    threads = {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in first[0].threads()}
+    replicas = [until(partial(vllm_stack.processes, title))[0] for title in titles]
+    (engine,) = vllm_stack.engines()
+    assert {process.nice() for process in (*replicas, engine)} == {stack.nice()}
+    threads = {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in replicas[0].threads()}
     assert min(threads) == stack.nice() < max(threads)
