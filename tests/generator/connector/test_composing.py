@@ -110,7 +110,10 @@ class TestPrefillInFront:
         assert prefill.computed_tokens == 70 + 21 + prefill.recomputed_tokens
 
     async def test_a_plan_that_ends_in_it_keeps_what_it_computed(self, engine, prompts, kept):
-        plan = msgspec.structs.replace(prompts.plan_behind_another("why?", 0.3, kept), speculative=True)
+        plan = prompts.plan_behind_another("why?", 0.3, kept)
+        assert plan.first is not None
+        first = msgspec.structs.replace(plan.first, speculative=True)
+        plan = msgspec.structs.replace(plan, first=first, speculative=True)
         stream = engine.stream(plan, Sampling(max_tokens=8))
         task = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
