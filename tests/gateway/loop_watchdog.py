@@ -1,8 +1,7 @@
 """Tells what holds an event loop, and names the function.
 
 What counts is CPU time of the loop's thread, so a busy machine holds nothing. Not counted are the collector's pauses,
-which depend on the size of the test process, what happens once in a process, and writes into the files in which pytest
-captures the log.
+which depend on the size of the test process, and what happens once in a process.
 """
 
 import asyncio
@@ -22,7 +21,6 @@ _POLL_S = 0.001
 _GATEWAY = str(Path(__file__).parents[2] / "gateway") + "/"
 _ONCE = ("<frozen importlib", "/pydantic/_internal/", "/gateway/app.py", "/gateway/composition.py")
 """Files of what a process does once, at its first request or before: imports, schemas of bodies, the app's wiring."""
-_WRITES_LOG = "/structlog/_output.py"
 
 
 class Held(NamedTuple):
@@ -102,5 +100,4 @@ class LoopWatchdog:
 def _of_gateway(stack: list[FrameSummary]) -> bool:
     files = [frame.filename for frame in stack]
     once = any(part in file for file in files for part in _ONCE)
-    captured = files[-1].endswith(_WRITES_LOG)
-    return not (once or captured) and any(file.startswith(_GATEWAY) for file in files)
+    return not once and any(file.startswith(_GATEWAY) for file in files)
