@@ -259,7 +259,7 @@ def test_only_ingestion_gives_way(vllm_stack):
     titles = ["ServeReplica:retriever", "ServeReplica:controller", "ServeReplica:generator"]
     # A process that was started again gets its title with its first call.
     replicas = [until(partial(vllm_stack.processes, title))[0] for title in titles]
-    (engine,) = vllm_stack.engines()
+    (engine,) = until(vllm_stack.engines)
     assert {process.nice() for process in (*replicas, engine)} == {stack.nice()}
     threads = {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in replicas[0].threads()}
     assert min(threads) == stack.nice() < max(threads)
