@@ -44,7 +44,9 @@ class LoopWatchdog:
         self.held: list[Held] = []
         self._most_s = most_s
         self._began: float | None = None
+        # By collections on the watched thread.
         self._collected_s = 0.0
+        self._watched = 0
         self._seen: StackSummary | None = None
         self._over = threading.Event()
 
@@ -52,6 +54,7 @@ class LoopWatchdog:
     def watching(self) -> Iterator["LoopWatchdog"]:
         """Watch the loop of this thread."""
         watched, run = threading.get_ident(), asyncio.Handle._run
+        self._watched = watched
         sampler = threading.Thread(target=self._sample, args=(watched,), daemon=True)
 
         def measured(handle: asyncio.Handle) -> None:
@@ -82,7 +85,9 @@ class LoopWatchdog:
                 self.held.append(Held(seconds, self._seen))
 
     def _collecting(self, phase: str, _info: dict[str, int]) -> None:
-        self._collected_s += time.thread_time() * (-1 if phase == "start" else 1)
+        # Other threads collect, too, and a callback may end meanwhile.
+        if threading.get_ident() == self._watched:
+            self._collected_s += time.thread_time() * (-1 if phase == "start" else 1)
 
     def _sample(self, watched: int) -> None:
         clock = time.pthread_getcpuclockid(watched)

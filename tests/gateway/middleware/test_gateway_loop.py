@@ -1,8 +1,10 @@
 """The worst accepted body of each route holds the gateway's loop for no longer than 5 ms."""
 
 import asyncio
+import gc
 import json
 import re
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -252,6 +254,12 @@ def test_a_conversation_of_more_messages_than_the_context_has_tokens_is_refused_
         layout.lay_out([ChatMessage("user", "a")] * 200_001, (), 1)
 
 
+def compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
 async def test_short_work_stays_on_the_loop_and_long_work_raises_as_it_would_there():
     loop_thread = await off_loop(SHORT, lambda: asyncio.get_running_loop() is not None)
     assert loop_thread
@@ -281,8 +289,38 @@ async def test_the_watchdog_lets_tests_and_waits_alone():
     watchdog = LoopWatchdog()
     with watchdog.watching():
         await asyncio.sleep(0)
-        until = time.thread_time() + 0.02
-        while time.thread_time() < until:
-            pass
+        compute(0.02)
         await asyncio.sleep(0.02)
+    assert not watchdog.held
+
+
+async def test_the_watchdog_lets_a_collection_in_another_thread_alone(stack, in_process):
+    collecting, replied = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        compute(0.2)
+        gc.collect()
+
+    def stay(phase: str, _info: dict[str, int]) -> None:
+        if phase == "start" and threading.current_thread() is collector:
+            collecting.set()
+            replied.wait()
+
+    def begin(*_arguments: object) -> None:
+        collector.start()
+        collecting.wait()
+        compute(0.03)
+
+    collector = threading.Thread(target=collect, daemon=True)
+    stack.layout.context_text = lambda documents, paths: begin() or "context"
+    watchdog = LoopWatchdog(0.05)
+    async with in_process() as served:
+        with watchdog.watching():
+            gc.callbacks.append(stay)
+            try:
+                await served.client.post("/query", json={"query": "a", "only_need_context": True})
+            finally:
+                gc.callbacks.remove(stay)
+                replied.set()
+            collector.join()
     assert not watchdog.held
