@@ -1,20 +1,83 @@
 """KV outside the engine: pages, where they are kept, and the orders that move them.
 
-A page is one block of the engine's paged KV cache in all layers, byte for byte. It holds ``page_tokens`` tokens and
-begins at a multiple of that number, counted from the start of the prompt. A node of the knowledge tree always follows
-the same prefix, so its pages are always cut the same way. If the prefix ends inside a block, the node's first page also
-holds the end of the prefix. The rest of the last page is zeros.
+A page is one block of the engine's paged KV cache, byte for byte: in all layers, or in those of one group if the engine
+has several groups of layers, each with blocks of its own. It begins at a multiple of its length, counted from the start
+of the prompt. A node of the knowledge tree always follows the same prefix, so its pages are always cut the same way. If
+the prefix ends inside a block, the node's first page also holds the end of the prefix. The rest of the last page is
+zeros.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from protocol.tiers import Tier
 
 
+class PageGroup(NamedTuple):
+    """The pages of one group of an engine's layers, each of ``times`` as many tokens as ``Paging`` counts in.
+
+    The layers attend to the last ``window`` tokens, or to all if it is 0. If they attend to ``chunks``, a token attends
+    to those in its own chunk of ``window`` tokens, counted from the start of the prompt.
+    """
+
+    window: int = 0
+    times: int = 1
+    chunks: bool = False
+
+    def first_attended(self, position: int) -> int:
+        """The first token that a token at this position attends to."""
+        if not self.window:
+            return 0
+        return position // self.window * self.window if self.chunks else max(0, position - self.window + 1)
+
+
+class Paging(NamedTuple):
+    """How KV is cut into pages, which have ``page_tokens`` tokens or a multiple, for each group of an engine's layers.
+
+    A prompt continues after whole nodes. So a node keeps, in each group, what a token right after it can attend to, and
+    what its own last token attends to, which is computed again if no token follows. The pages of a node are counted
+    through, group by group.
+    """
+
+    page_tokens: int = 1
+    groups: tuple[PageGroup, ...] = (PageGroup(),)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether there is one group, and it attends to all tokens: then a node has all of its tokens in every page."""
+        return self.groups == _ONE_GROUP
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a group attends to a window."""
+        return any(group.window for group in self.groups)
+
+    def group_tokens(self, group: int) -> int:
+        """How many tokens a page of a group has."""
+        return self.page_tokens * self.groups[group].times
+
+    def spans(self, prefix_tokens: int, tokens: int) -> Iterator[range]:
+        """For each group, the pages of a prompt, counted from 0, that a node of ``tokens`` tokens keeps."""
+        end = prefix_tokens + tokens
+        for group in self.groups:
+            size = self.page_tokens * group.times
+            yield range(max(prefix_tokens, group.first_attended(end - 1)) // size, -(-end // size))
+
+    def page_count(self, prefix_tokens: int, tokens: int) -> int:
+        """How many pages a node of ``tokens`` tokens has."""
+        return sum([len(span) for span in self.spans(prefix_tokens, tokens)])
+
+
+_ONE_GROUP = (PageGroup(),)
+
+BY_TOKEN = Paging()
+"""Pages of one token."""
+
+
 class Pages(msgspec.Struct, frozen=True):
-    """Pages of the host memory's arena, allocated for one node: their ``numbers`` in token order.
+    """Pages of the host memory's arena, allocated for one node: their ``numbers`` in the order of the node's pages.
 
     ``stamp`` numbers the allocation; stamps rise. Data in the pages under another stamp is not this node's.
     """
@@ -143,7 +206,7 @@ NO_PEERS = Peers()
 
 
 class KvMemory(msgspec.Struct, frozen=True):
-    """Where an instance can keep KV: in pages of ``page_tokens`` tokens and ``page_bytes`` bytes.
+    """Where an instance can keep KV: in pages of ``page_bytes`` bytes, cut as ``paging`` says.
 
     0 pages disable a tier. With tensor parallelism, each rank has a part of every page; all figures are for the ranks
     together.
@@ -174,6 +237,12 @@ class KvMemory(msgspec.Struct, frozen=True):
     disk: str = ""
     layout: str = ""
     peers: Peers = NO_PEERS
+    groups: tuple[PageGroup, ...] = _ONE_GROUP
+
+    @property
+    def paging(self) -> Paging:
+        """How the KV is cut into pages."""
+        return Paging(self.page_tokens, self.groups)
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -189,8 +258,3 @@ class Orders(msgspec.Struct, frozen=True):
     everything: bool = False
     tiers: tuple[Tier, ...] = tuple(Tier)
     of: str = ""
-
-
-def pages_spanned(prefix_tokens: int, tokens: int, page_tokens: int) -> range:
-    """Return the pages of a prompt, counted from 0, that hold any of ``tokens`` tokens after ``prefix_tokens``."""
-    return range(prefix_tokens // page_tokens, -(-(prefix_tokens + tokens) // page_tokens))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mypy_extensions import i32
 
-from protocol.kv import Pages, pages_spanned
+from protocol.kv import BY_TOKEN, Pages, Paging
 from protocol.tiers import Tier
 
 _FEW = 16
@@ -30,8 +30,7 @@ class Node:
     """One document in one path, with its copies, its locks and what replacement policies know of it.
 
     ``content`` is the document's content hash, ``tokens`` its length, and ``prefix_tokens`` the length of everything in
-    front of it. ``room`` is what a copy takes up: whole pages of ``page_tokens`` tokens, cut at multiples from the
-    prompt's start.
+    front of it. ``room`` is what a copy takes up: whole pages, cut as ``paging`` says, of ``Paging.page_tokens`` each.
 
     ``locks`` counts the plans that use the node. ``pins`` counts its own pins and those of its descendants. A node with
     either is not evicted. ``history`` belongs to the policy. A ``detached`` node has left the tree, but a plan may
@@ -65,15 +64,15 @@ class Node:
         "window",
     )
 
-    def __init__(self, key: bytes, content: str, tokens: int, parent: Node | None, page_tokens: int = 1) -> None:
+    def __init__(self, key: bytes, content: str, tokens: int, parent: Node | None, paging: Paging = BY_TOKEN) -> None:
         self.key = key
         self.content = content
         self.tokens = tokens
         self.parent = parent
         self.prefix_tokens: int = 0 if parent is None else parent.prefix_tokens + parent.tokens
         self.room: int = tokens
-        if page_tokens > 1:
-            self.room = len(pages_spanned(self.prefix_tokens, tokens, page_tokens)) * page_tokens
+        if paging is not BY_TOKEN:
+            self.room = paging.page_count(self.prefix_tokens, tokens) * paging.page_tokens
         # One child, or several by content.
         self._children: Node | dict[str, Node] | None = None
         # One copy, a few, or many by cache; in the order in which they came.
@@ -259,6 +258,14 @@ class Node:
         self.last_access = last_access
         self.average_cost = average_cost
         self.computations = 1
+
+    @property
+    def cost_by_room(self) -> float:
+        """Seconds of computing that a copy spares, by what it takes up: Cost/Size of RAGCache, eq. 1.
+
+        Sliding windows make a long document's copy smaller than its tokens, and a short one's larger.
+        """
+        return self.average_cost * self.tokens / self.room
 
     def count_computation(self, seconds_per_token: float) -> None:
         """Count a request that computes the node: ``average_cost`` is the mean over these (RAGCache, eq. 3)."""

@@ -47,12 +47,13 @@ class PrefixAwareGreedyDual(ReplacementPolicy):
     """PGDSF: priority = Clock + AvgCost · Frequency (RAGCache, section 5.1, eq. 1-3 and Algorithm 1).
 
     AvgCost = 1/m · Σ T(αᵢ, βᵢ)/βᵢ over the m requests that did not find the node cached, each with αᵢ cached and βᵢ
-    computed tokens. It stands in for Cost/Size of eq. 1, because a document's cost depends on the tokens before it. The
-    Clock is the tier cache's own: the greatest priority that it has evicted.
+    computed tokens. It stands in for Cost/Size of eq. 1, because a document's cost depends on the tokens before it. If
+    a copy takes up more or less room than its tokens, AvgCost is that of the room (``Node.cost_by_room``). The Clock is
+    the tier cache's own: the greatest priority that it has evicted.
     """
 
     name: ClassVar[str] = "PGDSF"
 
     def priority(self, node: Node, cache: NodeCache) -> float:
         """Clock + AvgCost · Frequency."""
-        return cache.clock + node.average_cost * node.frequency
+        return cache.clock + node.cost_by_room * node.frequency

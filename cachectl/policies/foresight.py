@@ -109,7 +109,7 @@ class Foresight(ReplacementPolicy):
         history = node.history or self._histories.get(node.key)
         if not isinstance(history, History):
             return -_CERTAIN
-        worth = self._model.logit(history, self._tick) + log(node.average_cost or _NEVER_COMPUTED)
+        worth = self._model.logit(history, self._tick) + log(node.cost_by_room or _NEVER_COMPUTED)
         return worth + _REPLACEABLE if _has_twin(node) else worth
 
     def current(self, copy: Copy) -> float:

@@ -262,7 +262,7 @@ class LiveController:
         pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages)
         return KvStorage(
             Capacities(*(self._shard.share(count) * memory.page_tokens for count in pages)),
-            memory.page_tokens,
+            memory.paging,
             memory.fingerprint,
             memory.shared,
             memory.disk,

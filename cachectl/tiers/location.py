@@ -8,6 +8,7 @@ from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.tier_cache import TierCache
 from protocol.errors import ConfigError
+from protocol.kv import BY_TOKEN, Paging
 from protocol.tiers import Tier
 
 
@@ -23,7 +24,7 @@ class Capacities(NamedTuple):
 
 
 class KvStorage(NamedTuple):
-    """What instances at one location keep KV in: ``capacities`` in tokens, in whole pages of ``page_tokens`` tokens.
+    """What instances at one location keep KV in: ``capacities`` in tokens, in whole pages of ``paging.page_tokens``.
 
     - ``fingerprint`` names the KV's model and layout, and becomes part of every node's key.
     - ``location`` names the host memory and disk that the instances share. ``disk`` names that disk, if it has its
@@ -32,7 +33,7 @@ class KvStorage(NamedTuple):
     """
 
     capacities: Capacities
-    page_tokens: int = 1
+    paging: Paging = BY_TOKEN
     fingerprint: str = ""
     location: str = ""
     disk: str = ""
@@ -41,8 +42,8 @@ class KvStorage(NamedTuple):
 
     def arena(self) -> PageAllocator:
         """Hands out the pages of host memory."""
-        pages = self.capacities.host // self.page_tokens
-        return PageAllocator(pages, self.page_tokens, self.first_stamp, self.first_page)
+        pages = self.capacities.host // self.paging.page_tokens
+        return PageAllocator(pages, self.paging.page_tokens, self.first_stamp, self.first_page)
 
 
 class Location:

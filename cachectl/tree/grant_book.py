@@ -15,6 +15,7 @@ from cachectl.tree.node_registry import NodeRegistry
 from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import CachedPrefix, PrefixLookup
 from protocol.errors import InvalidRequest, UnknownPlan
+from protocol.kv import Paging
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -26,7 +27,7 @@ class GrantBook:
     ``complete``, other instances find what is confirmed of it in shared tiers. ``complete`` lifts the locks, and a plan
     that failed gives its room back. ``open`` are the grants that are not complete, by query.
     ``tick`` numbers requests. Frequencies count ``window_s`` seconds, or everything if that is None. Nodes take up
-    whole pages of ``page_tokens`` tokens. With ``write_through``, computed nodes are copied to slower tiers at once.
+    whole pages, cut as ``paging`` says. With ``write_through``, computed nodes are copied to slower tiers at once.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class GrantBook:
         replication: Replication,
         pins: Pins,
         window_s: float | None,
-        page_tokens: int,
+        paging: Paging,
         write_through: bool,
     ) -> None:
         self._policy = policy
@@ -48,7 +49,7 @@ class GrantBook:
         self._replication = replication
         self._pins = pins
         self._window_s = window_s
-        self._page_tokens = page_tokens
+        self._paging = paging
         self._write_through = write_through
         self.tick = 0
         self.open: dict[str, Grant] = {}
@@ -132,7 +133,7 @@ class GrantBook:
             if parent is not None and not known and not self._registry.may_attach(parent, document.content, key):
                 parent = None
             if parent is not None:
-                node = locked[index] if known else Node(key, *document, parent, self._page_tokens)
+                node = locked[index] if known else Node(key, *document, parent, self._paging)
                 if grant.ahead:
                     # No access, but recent: what is loaded for the next turn must not be evicted first.
                     node.last_access = self.tick

@@ -62,7 +62,7 @@ class KnowledgeTree:
         if window_s is not None and window_s <= 0:
             raise ConfigError(f"the frequency window must be longer than {window_s} s")
         self.policy = policy
-        self.page_tokens = storage.page_tokens
+        self.paging = storage.paging
         self.registry = NodeRegistry(policy, composes=composes)
         self.tiers = TierManager(
             policy, storage, self._forget, self.registry.find, arena, PeerLinks(costs.peer_token_s)
@@ -78,7 +78,7 @@ class KnowledgeTree:
             self._replication,
             self._pins,
             window_s,
-            storage.page_tokens,
+            storage.paging,
             write_through,
         )
         for instance in instances:
@@ -181,7 +181,7 @@ class KnowledgeTree:
                 key = child_key(parent.key, contents[-1])
                 if not self.registry.may_attach(parent, contents[-1], key):
                     return False
-                node = Node(key, contents[-1], tokens, parent, self.page_tokens)
+                node = Node(key, contents[-1], tokens, parent, self.paging)
                 # Its cost then is unknown, so its cost now stands in.
                 node.count_computation(self.lookup.prefill_seconds(node.prefix_tokens, tokens) / tokens)
                 if record is not None:

@@ -31,7 +31,7 @@ from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from protocol.generation import ComposingInfo, Sampling
-from protocol.kv import Pages
+from protocol.kv import Pages, Paging
 from protocol.plans import Donor, PlannedNode, PrefillPlan, Recompute
 from protocol.prompts import ChatMessage, Segment
 from protocol.retrieval import Chunk
@@ -53,19 +53,19 @@ class ComposedPlans:
 
     Each document but the first has KV that was computed elsewhere, as in prompts that were asked before: by turns right
     after the system prompt, and after a ``neighbour`` that the prompts do not have. The documents as they stand in
-    the prompts have KV, too, for ``full``. All of it is in host memory, whose pages have ``page_tokens`` tokens.
+    the prompts have KV, too, for ``full``. All of it is in host memory, whose pages are as ``paging`` says.
     """
 
-    def __init__(self, prefix: Sequence[Segment], neighbour: Segment, page_tokens: int) -> None:
+    def __init__(self, prefix: Sequence[Segment], neighbour: Segment, paging: Paging) -> None:
         system, _, *others = prefix
-        self._whole = KvPath(prefix, page_tokens)
+        self._whole = KvPath(prefix, paging)
         namespace = self._whole.namespace
-        behind = KvPath((system, neighbour), page_tokens, namespace, self._whole.page_count)
+        behind = KvPath((system, neighbour), paging, namespace, self._whole.page_count)
         first_page = self._whole.page_count + behind.page_count
         self._others: list[KvPath] = []
         for number, other in enumerate(others):
             in_front = (system, neighbour) if number % 2 else (system,)
-            path = KvPath((*in_front, other), page_tokens, namespace, first_page)
+            path = KvPath((*in_front, other), paging, namespace, first_page)
             first_page += path.page_count
             self._others.append(path)
         self._behind = behind
@@ -151,11 +151,11 @@ class Comparison(ABC, Generic[TaskT]):
 
         Raises ConfigError if the engine does not know a way, and what the engine raises.
         """
-        async with self.started() as (engine, page_tokens):
-            await self.ask(engine, page_tokens, tasks, enough)
+        async with self.started() as (engine, paging):
+            await self.ask(engine, paging, tasks, enough)
 
     @asynccontextmanager
-    async def started(self) -> AsyncGenerator[tuple[VllmEngine, int]]:
+    async def started(self) -> AsyncGenerator[tuple[VllmEngine, Paging]]:
         """Run the engine; yields it with its tokens per page. Raises ConfigError if it does not know a way."""
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
             async with self._engines.caching(Path(folder), disk_gib=0) as engine:
@@ -164,10 +164,10 @@ class Comparison(ABC, Generic[TaskT]):
                     raise ConfigError(info.not_composing or "the engine keeps no KV, so there is nothing to compose")
                 self._check(info.composing)
                 self.fingerprint = info.kv.fingerprint
-                yield engine, info.kv.page_tokens
+                yield engine, info.kv.paging
 
     async def ask(
-        self, engine: VllmEngine, page_tokens: int, tasks: Mapping[str, Sequence[TaskT]], enough: Enough
+        self, engine: VllmEngine, paging: Paging, tasks: Mapping[str, Sequence[TaskT]], enough: Enough
     ) -> None:
         """Ask as ``run`` does, on an engine that is ``started``."""
         for name, of_kind in tasks.items():
@@ -180,7 +180,7 @@ class Comparison(ABC, Generic[TaskT]):
                 if done in looks and enough(self._rows_of(name)):
                     break
                 asked += len(task.asked)
-                full, *came = await self._answers(engine, page_tokens, task)
+                full, *came = await self._answers(engine, paging, task)
                 for way, answers in zip(self._ways, came, strict=True):
                     answered[way].append(Answered(task.asked, full, answers))
             self._progress(f"asking {name}", questions, questions)
@@ -190,7 +190,7 @@ class Comparison(ABC, Generic[TaskT]):
         """Raise ConfigError if an engine that knows these methods does not know a way."""
 
     @abstractmethod
-    async def _answers(self, engine: VllmEngine, page_tokens: int, task: TaskT) -> Sequence[Sequence[Generation]]:
+    async def _answers(self, engine: VllmEngine, paging: Paging, task: TaskT) -> Sequence[Sequence[Generation]]:
         """Return the answers to a task's questions after full prefills, and then those of each way."""
 
     def _rows_of(self, name: str) -> list[ComposeRow]:
@@ -205,9 +205,9 @@ class ComposeBenchmark(Comparison[Task]):
             if way.method not in (FULL, *known.methods):
                 raise ConfigError(f"the engine has no method {way.method!r}, but {', '.join(known.methods)}", "methods")
 
-    async def _answers(self, engine: VllmEngine, page_tokens: int, task: Task) -> Sequence[Sequence[Generation]]:
+    async def _answers(self, engine: VllmEngine, paging: Paging, task: Task) -> Sequence[Sequence[Generation]]:
         front, neighbour, questions = self._laid_out(task)
-        plans = ComposedPlans(front, neighbour, page_tokens)
+        plans = ComposedPlans(front, neighbour, paging)
         await prepare(engine, plans, questions[0])
         ways = [[plans.full(question) for question in questions]]
         ways += [[plans.composed(question, way) for question in questions] for way in self._ways]

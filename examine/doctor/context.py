@@ -16,7 +16,7 @@ from generator.engines.vllm_arguments import has_gpu
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
 from protocol.generation import Sampling, StepBudget
-from protocol.kv import KvMemory
+from protocol.kv import BY_TOKEN, KvMemory, Paging
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -139,11 +139,11 @@ class Context:
         pages = {Tier.HOST: self.memory.host_pages, Tier.DISK: self.memory.disk_pages}
         return tuple(tier for tier, count in pages.items() if count)
 
-    def round_path(self, number: int, page_tokens: int = _ANY_BLOCK) -> KvPath:
+    def round_path(self, number: int, paging: Paging = BY_TOKEN) -> KvPath:
         """Return the path of a round of measurements, which fills whole blocks and fits the model's context."""
         room = self.max_model_len - SYSTEM_TOKENS - QUESTION_TOKENS - _ANY_BLOCK
         tokens = max(1, min(self.sizes.document_tokens, room // _DOCUMENTS))
-        return KvPath(round_segments(number, _DOCUMENTS, tokens, _ANY_BLOCK), page_tokens)
+        return KvPath(round_segments(number, _DOCUMENTS, tokens, _ANY_BLOCK), paging)
 
     async def answer(self, plan: PrefillPlan) -> Generation:
         """Return the running engine's greedy answer with its logprobs."""

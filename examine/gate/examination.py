@@ -27,6 +27,7 @@ from protocol.errors import ConfigError
 from protocol.gate import DEPENDENCY_AT_DEPTH, GateReport, GateTask, current_version
 from protocol.generation import ComposingInfo, Sampling
 from protocol.graph import ContextBudget
+from protocol.kv import Paging
 from protocol.plans import PrefillPlan
 from protocol.prompts import ChatMessage, Prompt
 from protocol.tiers import Tier
@@ -80,9 +81,9 @@ class FactExamination(Comparison[FactTask]):
         if known.no_trees:
             raise ConfigError(known.no_trees)
 
-    async def _answers(self, engine: VllmEngine, page_tokens: int, task: FactTask) -> Sequence[Sequence[Generation]]:
+    async def _answers(self, engine: VllmEngine, paging: Paging, task: FactTask) -> Sequence[Sequence[Generation]]:
         namespace = uuid4().hex
-        prompts = [FactPlans(self._opened(one, task), namespace, page_tokens) for one in task.asked]
+        prompts = [FactPlans(self._opened(one, task), namespace, paging) for one in task.asked]
         await generate(engine, prompts[0].front, Sampling(1))
         in_full = [one.self_attention() for one in prompts]
         in_trees = [one.dependency(TreePositions.DEPTH, reuse=True) for one in prompts]
@@ -109,7 +110,7 @@ class FactPlans:
     The ``prompt`` is laid out as in serving, with some of the facts' paths and without documents.
     """
 
-    def __init__(self, prompt: Prompt, namespace: str, page_tokens: int) -> None:
+    def __init__(self, prompt: Prompt, namespace: str, paging: Paging) -> None:
         self._in_trees = prompt.in_trees
         trees = self._in_trees.trees
         assert trees is not None, "the prompt tells no facts"
@@ -117,7 +118,7 @@ class FactPlans:
         # Without the trees that could stand in their place.
         self.in_full = Prompt(prompt.segments)
         system, _, self._question = prompt.segments
-        self._path = KvPath((system,), page_tokens, namespace)
+        self._path = KvPath((system,), paging, namespace)
 
     @property
     def front(self) -> PrefillPlan:

@@ -6,7 +6,7 @@ from itertools import accumulate, count
 from uuid import uuid4
 
 from cachectl.nodes.keys import path_keys
-from protocol.kv import Move, Pages, pages_spanned
+from protocol.kv import Move, Pages, Paging
 from protocol.plans import PlannedNode, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
@@ -28,11 +28,11 @@ def random_segment(key: str, tokens: int, kind: SegmentKind = SegmentKind.DOCUME
 class KvPath:
     """Consecutive segments in one namespace (by default a new one), with pages of host memory.
 
-    Pages are numbered from ``first_page``, in an arena with pages of ``page_tokens`` tokens.
+    Pages are numbered from ``first_page``, in an arena with pages as ``paging`` says.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], page_tokens: int, namespace: str | None = None, first_page: int = 0
+        self, segments: Sequence[Segment], paging: Paging, namespace: str | None = None, first_page: int = 0
     ) -> None:
         self.segments = tuple(segments)
         self.namespace = namespace or uuid4().hex
@@ -40,7 +40,7 @@ class KvPath:
         self.pages: list[Pages] = []
         lengths = [len(segment.token_ids) for segment in segments]
         for begin, tokens in zip(accumulate(lengths, initial=0), lengths, strict=False):
-            span = len(pages_spanned(begin, tokens, page_tokens))
+            span = paging.page_count(begin, tokens)
             self.pages.append(Pages(tuple(range(first_page, first_page + span)), next(_STAMPS)))
             first_page += span
 

@@ -78,6 +78,8 @@ def _check_kind(config: "VllmConfig", blocks: PagedBlocks) -> None:
     # Not by the option: a checkpoint may ask for FP8 where the option says auto.
     if blocks.dtype is torch.uint8:
         raise ConfigError("KV in FP8 cannot be composed", "reuse")
+    if not blocks.paging.keeps_all:
+        raise ConfigError("KV of layers with sliding windows cannot be composed: it is there for whole paths", "reuse")
 
 
 def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:

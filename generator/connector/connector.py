@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from generator.connector.engine_process import STEP_FILE, StepRecord, end_with_parent, exit_without_collecting
@@ -15,6 +15,7 @@ from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
+from generator.connector.supported import SERVES_GROUPS
 from generator.connector.worker_connector import WorkerConnector
 
 if TYPE_CHECKING:
@@ -67,13 +68,15 @@ class RagtreeConnector(WorkerConnector):
         self.controller_settings: dict[str, Any] = dict(extra.get("controller", {}))
         scheduling = vllm_config.scheduler_config
         self._scheduler_side = SchedulerSide(
-            self._page_tokens,
+            self._paging,
             self.instance,
             scheduling.max_num_seqs,
             scheduling.max_num_batched_tokens,
             vllm_config.parallel_config.tensor_parallel_size,
             StepRecord(extra.get(STEP_FILE) if role is KVConnectorRole.SCHEDULER else None),
             FairSteps(scheduling) if role is KVConnectorRole.SCHEDULER else None,
+            # vLLM 0.26 has no such figure, and no windows here.
+            getattr(vllm_config, "max_in_flight_tokens", None),
         )
 
     @property
@@ -95,7 +98,7 @@ class RagtreeConnector(WorkerConnector):
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Record a request's blocks."""
-        self._scheduler_side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler_side.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepJobs:
         """The jobs of a step."""
@@ -110,6 +113,12 @@ class RagtreeConnector(WorkerConnector):
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Record the end of a request. Its blocks are free at once, because transfers retain what they save."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Do as ``request_finished``, with the blocks of each group."""
         self._scheduler_side.complete(request, block_ids)
         return False, None
 
@@ -143,3 +152,8 @@ class RagtreeConnector(WorkerConnector):
     def _publish(self, report: EngineReport) -> KVConnectorStats | None:
         """Pass a report on. Returns the stats that leave the engine."""
         return ReportStats(data={"report": msgspec.to_builtins(report)})
+
+
+if SERVES_GROUPS:
+    # vLLM asks the class, and then makes a group of blocks for each kind of KV.
+    SupportsHMA.register(RagtreeConnector)

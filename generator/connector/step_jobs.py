@@ -77,7 +77,8 @@ class Load:
     """What one request loads in the background. It may take several steps, in which other requests go on.
 
     ``copies`` are made out of held blocks of the same engine. If there is a ``composition`` after the load, ``donors``
-    are read into memory for it.
+    are read into memory for it. ``windows`` are retained blocks, by node: those with what the node keeps of sliding
+    windows, some of them filled for that alone.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class Load:
     copies: tuple[BlockCopy, ...] = ()
     donors: tuple[DonorPages, ...] = ()
     composition: "Composition | None" = None
+    windows: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def held_blocks(self) -> list[int]:

@@ -1,15 +1,18 @@
 """What RAGTree's connector supports of vLLM: an allow-list. An engine of anything else starts without the connector.
 
 The connector finds KV by its tokens and copies whole blocks. So a model or an option belongs here only if a block's KV
-depends on nothing but the tokens up to its end, and stays in its block while the request runs.
+depends on nothing but the tokens up to its end, and stays in its block as long as a later token attends to it.
 """
 
 from collections.abc import Callable
+from math import gcd
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVQuantMode,
     MLAAttentionSpec,
@@ -18,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from generator.connector.refusal import UnsupportedByConnector, refusal_passed_on
+from protocol.kv import PageGroup, Paging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,6 +33,11 @@ _SET_TO_1 = "set it to 1"
 _LEAVE_OUT = "leave it out"
 _OWN_DTYPE = "set kv_cache_dtype to the model's own dtype"
 _WITHOUT = "run them without it (generator.kv.enabled: false, or vllm serve without --kv-transfer-config)"
+
+SERVES_GROUPS = hasattr(KVConnectorBase_V1, "get_transfer_results")
+"""Whether vLLM lets a connector fail a whole load, which it has to with windows. In vLLM 0.26, it counts what is valid
+before the first block that failed, and blocks before a window are none.
+"""
 
 
 class _Option(NamedTuple):
@@ -49,7 +58,7 @@ _OPTIONS = (
     _Option("parallel_config.ubatch_size", (0, 1), _LEAVE_OUT),
     _Option("scheduler_config.scheduler_cls", (None,), _LEAVE_OUT),
     # Without it, vLLM frees the blocks outside of sliding windows, and makes several groups of blocks.
-    _Option("scheduler_config.disable_hybrid_kv_cache_manager", (True,), _LEAVE_OUT),
+    *(() if SERVES_GROUPS else (_Option("scheduler_config.disable_hybrid_kv_cache_manager", (True,), _LEAVE_OUT),)),
     # Draft layers have their own KV, and rejected tokens leave theirs behind.
     _Option("speculative_config", (None,), _LEAVE_OUT),
     # A diffusion model computes the same tokens' KV several times.
@@ -69,8 +78,6 @@ _UNSUPPORTED_MODELS: dict[str, Callable[[Any], Any]] = {
     "an encoder and a decoder": lambda model: model.is_encoder_decoder,
     "no attention": lambda model: model.is_attention_free,
     "state layers such as Mamba's": lambda model: model.is_hybrid,
-    "chunked local attention": lambda model: model.attention_chunk_size,
-    "layers that share other layers' KV": lambda model: getattr(model.hf_text_config, "num_kv_shared_layers", 0),
 }
 
 
@@ -93,7 +100,7 @@ def check_config(config: "VllmConfig") -> None:
     for trait, is_found in _UNSUPPORTED_MODELS.items():
         if is_found(model):
             raise _refusal(f"models with {trait}", _WITHOUT)
-    if config.cache_config.sliding_window is not None:
+    if config.cache_config.sliding_window is not None and not SERVES_GROUPS:
         raise _sliding_window(config.cache_config.sliding_window)
     if model.use_mla and not config.scheduler_config.enable_chunked_prefill:
         # vLLM's reference kernels attend to no token of an earlier step.
@@ -108,12 +115,13 @@ def check_config(config: "VllmConfig") -> None:
 
 def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
     """Check what vLLM keeps for each layer of the loaded model. Raises UnsupportedByConnector."""
-    if len(kv_cache.kv_cache_groups) != 1:
+    groups = kv_cache.kv_cache_groups
+    if not groups or (len(groups) > 1 and not SERVES_GROUPS):
         raise _refusal("models whose layers keep different kinds of KV", _WITHOUT)
-    specs = _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec)
+    specs = [spec for group in groups for spec in _layer_specs(group.kv_cache_spec)]
     for spec in specs:
-        if type(spec) is SlidingWindowSpec:
-            raise _sliding_window(spec.sliding_window)
+        if _window(spec) and not SERVES_GROUPS:
+            raise _sliding_window(_window(spec))
         unsupported = _unsupported_attention(spec)
         if unsupported:
             raise _refusal(f"models with {unsupported}", _WITHOUT)
@@ -121,6 +129,32 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
             raise _refusal("quantised KV", _OWN_DTYPE)
     if len({spec.dtype for spec in specs}) > 1:
         raise _refusal("layers with KV in different dtypes", _OWN_DTYPE)
+    if any(len({_window(spec) for spec in _layer_specs(group.kv_cache_spec)}) > 1 for group in groups):
+        raise _refusal("layers of different windows in one group", _WITHOUT)
+
+
+def paging_of(kv_cache: "KVCacheConfig") -> Paging:
+    """How the KV of a supported model is cut into pages: a page is a block of one of vLLM's groups of layers."""
+    groups = [(group.kv_cache_spec.block_size, group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
+    unit = gcd(*(size for size, _ in groups))
+    return Paging(
+        unit,
+        tuple(
+            PageGroup(_window(_layer_specs(spec)[0]), size // unit, _attends_to_chunks(_layer_specs(spec)[0]))
+            for size, spec in groups
+        ),
+    )
+
+
+def _window(spec: "KVCacheSpec") -> int:
+    """How many tokens a layer's blocks are kept for; 0 for all."""
+    if type(spec) is SlidingWindowSpec:
+        return int(spec.sliding_window)
+    return int(spec.attention_chunk_size) if _attends_to_chunks(spec) else 0
+
+
+def _attends_to_chunks(spec: "KVCacheSpec") -> bool:
+    return type(spec) is ChunkedLocalAttentionSpec
 
 
 def _layer_specs(group: "KVCacheSpec") -> "list[KVCacheSpec]":
@@ -131,16 +165,17 @@ def _layer_specs(group: "KVCacheSpec") -> "list[KVCacheSpec]":
 def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
     """What is not supported about a layer's attention, or None.
 
-    A sliding window is supported in a model that also has layers without one: vLLM then keeps all tokens' KV.
+    Without its manager of several kinds of KV, vLLM keeps all tokens' KV of a layer with a sliding window, and of one
+    that attends to chunks (``attention_chunk_size``).
     """
     # Other subclasses are other kinds of attention.
-    if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+    if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec):
         return f"attention of vLLM's kind {type(spec).__name__}"
+    if getattr(spec, "extra_retained_tokens", 0):
+        return "tokens kept beyond a sliding window"
     if type(spec) is MLAAttentionSpec and (spec.dtype not in _DTYPES or _has_indexer(spec)):
         return "sparse or quantised multi-head latent attention"
-    if spec.attention_chunk_size is not None:
-        return "chunked local attention"
-    if spec.non_causal:
+    if getattr(spec, "non_causal", False):
         return "non-causal attention"
     # vLLM 0.26 has no such states.
     if getattr(spec, "tokens_per_state", 1) != 1:
@@ -150,12 +185,13 @@ def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
 
 def is_latent(kv_cache: "KVCacheConfig") -> bool:
     """Whether the layers keep latent vectors (MLA), and not keys and values."""
-    return any(type(spec) is MLAAttentionSpec for spec in _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec))
+    groups = kv_cache.kv_cache_groups
+    return any(type(spec) is MLAAttentionSpec for group in groups for spec in _layer_specs(group.kv_cache_spec))
 
 
 def is_quantised(kv_cache: "KVCacheConfig") -> bool:
     """Whether the layers keep keys and values in FP8."""
-    return any(map(_is_fp8, _layer_specs(kv_cache.kv_cache_groups[0].kv_cache_spec)))
+    return any(_is_fp8(spec) for group in kv_cache.kv_cache_groups for spec in _layer_specs(group.kv_cache_spec))
 
 
 def _is_fp8(spec: "KVCacheSpec") -> bool:

@@ -1,5 +1,6 @@
 """The worker-side calls of vLLM's connector contract, passed to the worker side, and a call for vLLM's worker."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from protocol.logs import configure_logging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -64,7 +66,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             {name: value for name, value in extra.items() if name not in _NOT_KV_SETTINGS}
         )
         self._rank: int = vllm_config.parallel_config.rank
-        self._page_tokens: int = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self._paging = supported.paging_of(kv_cache_config)
         # vLLM makes one connector for each role, and calls ``register_kv_caches`` on the worker's only.
         self._opened_worker_side: WorkerSide | None = None
         self._blocks: PagedBlocks | None = None
@@ -103,7 +105,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         try:
             num_blocks = self._kv_cache_config.num_blocks
             composers = new_composers(runner, self._blocks, num_blocks, self._settings)
-            staged = self._blocks.stage(min(_MOVED_TOKENS // self._page_tokens, num_blocks - 1))
+            staged = self._blocks.stage(min(_MOVED_TOKENS // self._paging.page_tokens, num_blocks - 1))
             move_s = composers.documents.measure_move_s(staged)
         except ConfigError as error:
             log.info("kv_not_composable", reason=error.message)
@@ -113,7 +115,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             log.exception("kv_not_composable")
             return None, f"composing failed at its start: {type(error).__name__}: {error}"
         documents, trees, no_trees, branch_tokens = composers
-        self._worker_side.compose_with(Compositions(documents, trees, self._page_tokens, runner.device))
+        self._worker_side.compose_with(Compositions(documents, trees, self._paging.page_tokens, runner.device))
         return ComposingInfo(move_s, documents.methods, no_trees, branch_tokens), ""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -148,6 +150,12 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
             self.wait_for_save()
         return None, self._worker_side.take_loaded() or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
+        """The requests whose load has ended, and those of them that have to begin again."""
+        results = super().get_transfer_results(finished_req_ids)
+        failed = self._worker_side.take_failed_of(results.finished_recving)
+        return dataclasses.replace(results, failed_recving=failed)
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """The blocks that could not be loaded."""
         return self._worker_side.take_failed()
@@ -160,7 +168,17 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def _open_worker_side(self, kv_caches: dict[str, torch.Tensor]) -> WorkerSide:
         num_blocks = self._kv_cache_config.num_blocks
         neutral = self._settings.page_layout == "neutral"
-        blocks = open_blocks(EngineCache(kv_caches, num_blocks, self._page_tokens, self._writer_of), neutral)
+        # Some layers read the KV of another one, and have none of their own.
+        registered = self._vllm_config.compilation_config.static_forward_context
+        kv_caches = {
+            name: cache
+            for name, cache in kv_caches.items()
+            if getattr(registered[name], "kv_sharing_target_layer_name", None) is None
+        }
+        groups = [
+            [name for name in kv_caches if name in group.layer_names] for group in self._kv_cache_config.kv_cache_groups
+        ]
+        blocks = open_blocks(EngineCache(kv_caches, num_blocks, self._paging, self._writer_of, groups), neutral)
         self._blocks = blocks
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
@@ -198,10 +216,12 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
     def _writer_of(self, name: str) -> BlockWriter:
         """The attention backend's own way to write into a layer's cache."""
         layer = self._vllm_config.compilation_config.static_forward_context[name]
+        groups = enumerate(self._kv_cache_config.kv_cache_groups)
+        tokens = self._paging.group_tokens(next(number for number, group in groups if name in group.layer_names))
         if supported.is_latent(self._kv_cache_config):
-            return LatentWriter(layer, self._page_tokens)
+            return LatentWriter(layer, tokens)
         dtype = self._vllm_config.model_config.dtype
-        return LayerWriter(layer, self._page_tokens, dtype if supported.is_quantised(self._kv_cache_config) else None)
+        return LayerWriter(layer, tokens, dtype if supported.is_quantised(self._kv_cache_config) else None)
 
     def _attention(self, names: Iterable[str]) -> str:
         """The names of these layers' attention backends."""

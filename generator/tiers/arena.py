@@ -25,7 +25,7 @@ from generator.tiers.base import (
     TierFull,
     discarding_writer,
 )
-from protocol.kv import KvNode, Pages, pages_spanned
+from protocol.kv import KvNode, Pages, Paging
 from protocol.tiers import Tier
 
 _HEADER_ROOM = PAGE_HEADER["node"].itemsize
@@ -64,12 +64,13 @@ class HostArena(KvTier):
         self,
         path: Path,
         fingerprint: str,
-        page_tokens: int,
+        paging: Paging,
         page_bytes: int,
         page_count: int,
         pin: Callable[[Page], Callable[[], None]] | None = None,
     ) -> None:
-        self._geometry = Geometry(fingerprint, page_tokens, page_bytes, page_count)
+        self._paging = paging
+        self._geometry = Geometry(fingerprint, paging.page_tokens, page_bytes, page_count)
         self._file = ArenaFile(path, self._geometry)
         with self._file.locks() as locks, locks.waiting(_HEADERS):
             self._recover(locks)
@@ -95,7 +96,7 @@ class HostArena(KvTier):
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
         """Write the pages in place, without a copy."""
-        count = len(pages_spanned(node.prefix_tokens, node.tokens, self._geometry.page_tokens))
+        count = self._paging.page_count(node.prefix_tokens, node.tokens)
         if pages is None or not count or len(pages.numbers) != count or not self._exist(pages):
             raise TierFull(f"{node.key} needs {count} pages of the arena, but was given {pages}")
         with self._file.locks() as locks:

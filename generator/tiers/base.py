@@ -1,6 +1,6 @@
 """The contract of tiers: they store nodes' KV page by page, and publish each node whole or not at all.
 
-A page has ``page_bytes`` bytes. ``protocol.kv.pages_spanned`` says how many pages a node has; here they are counted
+A page has ``page_bytes`` bytes. ``protocol.kv.Paging`` says how many pages a node has; here they are counted
 from 0. Pages are passed one at a time, so a caller needs no memory for a whole node. ``OrderedWriter`` checks for all
 tiers that every page is written, in order.
 """

@@ -28,7 +28,7 @@ from generator.tiers.disk_folder import FingerprintFolder, boot_id, folders_besi
 from generator.tiers.disk_identity import folder_identity
 from generator.tiers.node_file import NodeFileReader, NodeFileWriter, evict, read_header
 from generator.tiers.node_format import NodeFormat, NodeHeader
-from protocol.kv import KvNode, Pages
+from protocol.kv import KvNode, Pages, Paging
 from protocol.tiers import Tier
 
 log = structlog.get_logger(__name__)
@@ -60,14 +60,14 @@ class DiskTier(KvTier):
         self,
         folder: Path,
         fingerprint: str,
-        page_tokens: int,
+        paging: Paging,
         page_bytes: int,
         max_bytes: int,
         file_cache: bool = True,
         machine: str | None = None,
     ) -> None:
         self.broken: Counter[Damage] = Counter()
-        self._format = NodeFormat(fingerprint, page_tokens, page_bytes)
+        self._format = NodeFormat(fingerprint, paging, page_bytes)
         machine = machine or boot_id()
         self._root = folder
         self._folder = FingerprintFolder(folder / fingerprint, machine)

@@ -10,7 +10,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from generator.tiers.base import Damage, KvBroken
-from protocol.kv import KvNode, pages_spanned
+from protocol.kv import KvNode, Paging
 
 LENGTH_BYTES = 8
 """A file begins with the length of what follows in its header, in as many bytes."""
@@ -50,16 +50,16 @@ class NodeHeader(msgspec.Struct, frozen=True):
 
 
 class NodeFormat:
-    """The file format of one ``fingerprint``, whose pages have ``page_tokens`` tokens and ``page_bytes`` bytes."""
+    """The file format of one ``fingerprint``, whose nodes have pages of ``page_bytes`` bytes as ``paging`` says."""
 
-    def __init__(self, fingerprint: str, page_tokens: int, page_bytes: int) -> None:
+    def __init__(self, fingerprint: str, paging: Paging, page_bytes: int) -> None:
         self._fingerprint = fingerprint
-        self._page_tokens = page_tokens
+        self._paging = paging
         self.page_bytes = page_bytes
 
     def pages(self, node: KvNode) -> int:
         """The number of a node's pages."""
-        return len(pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens))
+        return self._paging.page_count(node.prefix_tokens, node.tokens)
 
     def file_bytes(self, node: KvNode) -> int:
         """The length of a node's file."""

@@ -26,7 +26,7 @@ from generator.tiers.disk_identity import store_identity
 from generator.tiers.node_format import LENGTH_BYTES, NodeFormat, NodeHeader
 from generator.tiers.node_object import ObjectReader, ObjectWriter
 from generator.tiers.object_requests import Fetched, ObjectRequests
-from protocol.kv import KvNode, Pages
+from protocol.kv import KvNode, Pages, Paging
 from protocol.tiers import Tier
 
 log = structlog.get_logger(__name__)
@@ -62,12 +62,12 @@ class ObjectStoreTier(KvTier):
     on_network = True
 
     def __init__(
-        self, requests: ObjectRequests, fingerprint: str, page_tokens: int, page_bytes: int, max_bytes: int
+        self, requests: ObjectRequests, fingerprint: str, paging: Paging, page_bytes: int, max_bytes: int
     ) -> None:
         self.broken: Counter[Damage] = Counter()
         self._requests = requests
         self._fingerprint = fingerprint
-        self._format = NodeFormat(fingerprint, page_tokens, page_bytes)
+        self._format = NodeFormat(fingerprint, paging, page_bytes)
         self._max_bytes = max_bytes
         self._index: dict[str, _Entry] = {}
         self._reserved = 0

@@ -80,7 +80,7 @@ class TiersBenchmark:
                 for number in range(-1, self._rounds):
                     progress("measuring", number + 1, self._rounds + 1)
                     segments = round_segments(number, self._documents, self._document_tokens, memory.page_tokens)
-                    path = KvPath(segments, memory.page_tokens)
+                    path = KvPath(segments, memory.paging)
                     size = path.page_count * memory.page_bytes
                     took = await self._round(plain, caching, path, number, folder / "kv")
                     copies = copy_rate(size), read_rate(folder / "read", size)

@@ -19,7 +19,7 @@ from cachectl.scheduling.wait_bound import _LATELY, WaitBound
 from cachectl.tiers.page_allocator import _HELD, _LAST, _NONE, PageAllocator
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.knowledge_tree import KnowledgeTree
-from protocol.kv import Pages, pages_spanned
+from protocol.kv import Pages
 
 
 @singledispatch
@@ -124,8 +124,7 @@ def _(tree: KnowledgeTree) -> None:
         assert node.parent is not None
         assert node.key == child_key(node.parent.key, node.content)
         assert node.prefix_tokens == node.parent.prefix_tokens + node.parent.tokens
-        pages = pages_spanned(node.prefix_tokens, node.tokens, tree.page_tokens)
-        assert node.room == len(pages) * tree.page_tokens
+        assert node.room == tree.paging.page_count(node.prefix_tokens, node.tokens) * tree.paging.page_tokens
         assert not node.detached
         assert node.copies, "a node without a copy is kept"
     for node in tree.registry.detached.values():

@@ -13,7 +13,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.load_or_recompute import TreeCosts
 from protocol.cache import CachePath
-from protocol.kv import HeldNode, Pages
+from protocol.kv import HeldNode, Pages, Paging
 from protocol.plans import AdmissionRequest, CompletionReport, PlanOutcome, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.retrieval import Revisions, StoreRevision
@@ -72,7 +72,7 @@ def checked_controllers(
             instances or ["one"],
             clock,
             Engines(costs(load_s), step, composing),
-            KvStorage(Capacities(gpu, host, disk), page_tokens, fingerprint, location),
+            KvStorage(Capacities(gpu, host, disk), Paging(page_tokens), fingerprint, location),
             executor=executor,
             query_timeout_s=LEASE_S / LEASE_IN_QUERIES,
         )

@@ -15,7 +15,7 @@ import numpy as np
 from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, TierError
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvNode, LostCopy, Move, Pages, pages_spanned
+from protocol.kv import KvNode, LostCopy, Move, Pages, Paging
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -80,9 +80,9 @@ class RealTiers:
 
     def __init__(self, folder: Path, page_tokens: int, host_pages: int) -> None:
         self._page_tokens = page_tokens
-        self._tiers: dict[Tier, KvTier] = {DISK: DiskTier(folder, "weights", page_tokens, PAGE_BYTES, 1 << 20)}
+        self._tiers: dict[Tier, KvTier] = {DISK: DiskTier(folder, "weights", Paging(page_tokens), PAGE_BYTES, 1 << 20)}
         if host_pages:
-            self._tiers[HOST] = HostArena(folder / "arena", "weights", page_tokens, PAGE_BYTES, host_pages)
+            self._tiers[HOST] = HostArena(folder / "arena", "weights", Paging(page_tokens), PAGE_BYTES, host_pages)
 
     def read(self, tier: Tier, key: str, pages: Pages | None) -> KvNode | None:
         with suppress(TierError), self._tiers[tier].reading(key, pages) as reader:
@@ -112,7 +112,7 @@ class RealTiers:
             tier.close()
 
     def _page_count(self, node: KvNode) -> int:
-        return len(pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens))
+        return Paging(self._page_tokens).page_count(node.prefix_tokens, node.tokens)
 
 
 def _page(key: str, index: int) -> np.ndarray:

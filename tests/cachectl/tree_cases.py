@@ -19,7 +19,7 @@ from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
-from protocol.kv import Move, Pages, Peers
+from protocol.kv import Move, Pages, Paging, Peers
 from protocol.tiers import Tier
 
 TENANT = "tenant"
@@ -63,7 +63,7 @@ def tree_of(
     """
     tree = KnowledgeTree(
         create_policy(policy, lookahead or Lookahead()),
-        KvStorage(Capacities(gpu, host, disk), page_tokens, disk=disk_name),
+        KvStorage(Capacities(gpu, host, disk), Paging(page_tokens), disk=disk_name),
         list(instances),
         TreeCosts(cost, None if load_s is None else lambda tokens, _: tokens * load_s, peer_token_s),
         window_s,

@@ -8,7 +8,7 @@ from examine.measuring.engines import generate
 from examine.measuring.kv_paths import KvPath, random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
-from protocol.kv import Orders
+from protocol.kv import Orders, Paging
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
 from protocol.tiers import Tier
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 def kv_path(segments: Sequence[Segment], namespace: str | None = None, first_page: int = 0) -> KvPath:
     """Consecutive segments, in a new namespace by default."""
-    return KvPath(segments, PAGE_TOKENS, namespace, first_page)
+    return KvPath(segments, Paging(PAGE_TOKENS), namespace, first_page)
 
 
 async def ask(engine: VllmEngine, plan: PrefillPlan, max_tokens: int = 6) -> Answer:

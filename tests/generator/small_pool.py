@@ -23,7 +23,8 @@ class Chain:
         for number, count in enumerate(tokens):
             path = (*path, f"{name}{number}")
             node = KvNode(f"{name}-{number}", "tenant", path, position, count)
-            tier.hold(node, parent, self.blocks)
+            span = range(position // PAGE, -(-(position + count) // PAGE))
+            tier.hold(node, parent, tuple(self.blocks[span.start : span.stop]))
             parent, position = node.key, position + count
             self.keys.append(node.key)
         pool.free_blocks([pool.blocks[block] for block in reversed(self.blocks)])

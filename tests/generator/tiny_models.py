@@ -13,6 +13,7 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -68,6 +69,27 @@ def gemma4() -> Gemma4TextConfig:
         global_head_dim=64,
         hidden_size_per_layer_input=0,
         vocab_size_per_layer_input=_SIZES["vocab_size"],
+    )
+
+
+def gemma4_shared() -> Gemma4TextConfig:
+    """As ``gemma4``, but the last two layers read the KV of the two in front of them, as in Gemma 4 E2B."""
+    return Gemma4TextConfig(**gemma4().to_dict() | {"num_kv_shared_layers": 2})
+
+
+def llama4() -> Llama4TextConfig:
+    """Attention to chunks in half of the layers."""
+    return Llama4TextConfig(
+        **_SIZES,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        num_hidden_layers=4,
+        layer_types=["chunked_attention", FULL] * 2,
+        no_rope_layers=[1, 0, 1, 0],
+        attention_chunk_size=WINDOW,
+        interleave_moe_layer_step=2,
+        intermediate_size_mlp=128,
+        attn_temperature_tuning=False,
     )
 
 

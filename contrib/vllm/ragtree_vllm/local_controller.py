@@ -41,15 +41,15 @@ class LocalController:
         self._instance = instance
         self._clock = clock
         self._prefix = f"{memory.fingerprint}/"
-        page = memory.page_tokens
+        pages = (memory.gpu_pages, memory.host_pages, memory.disk_pages)
         lookahead = Lookahead()
         self._tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            KvStorage(Capacities(memory.gpu_pages * page, memory.host_pages * page, memory.disk_pages * page), page),
+            KvStorage(Capacities(*(count * memory.page_tokens for count in pages)), memory.paging),
             [instance],
             TreeCosts(DeviceProfile.shipped("a10g-7b").prefill_seconds),
             FREQUENCY_WINDOW_S,
-            arena=PageAllocator(memory.host_pages, page, first_stamp),
+            arena=PageAllocator(memory.host_pages, memory.page_tokens, first_stamp),
             write_through=settings.swap is Swap.WRITE_THROUGH,
         )
         self._scheduler = Scheduler(self._tree, lookahead, _NO_BOUND, 0, 0)

@@ -105,9 +105,7 @@ class HostSize:
         if context.surroundings.crowded:
             return Outcome.skipped("the engine's own cache is small beside other work")
         pages = int(kv.host_gib * _GIB) // memory.page_bytes
-        figure = (
-            f"{pages * memory.page_tokens:,} tokens; the engine itself keeps {memory.gpu_pages * memory.page_tokens:,}"
-        )
+        figure = f"{pages:,} pages; the engine itself keeps {memory.gpu_pages:,}"
         if pages <= memory.gpu_pages:
             wanted = 2 * memory.gpu_pages * memory.page_bytes / _GIB
             return Outcome.warning(

@@ -48,7 +48,7 @@ class ExactAnswers:
 
 async def _from_each_tier(context: Context, prompt: Prompt) -> dict[Tier, Generation]:
     """Return a prompt's answers by where its documents' KV was. Afterwards no tier has it."""
-    path = KvPath(prompt.prefix, context.memory.page_tokens)
+    path = KvPath(prompt.prefix, context.memory.paging)
     answers = {}
     await context.compute(path)
     source = Tier.GPU

@@ -108,4 +108,4 @@ def _segments(context: Context) -> list[Segment]:
 
 
 def _path(context: Context, segments: Sequence[Segment], namespace: str | None = None) -> KvPath:
-    return KvPath(segments, context.memory.page_tokens, namespace)
+    return KvPath(segments, context.memory.paging, namespace)

@@ -19,7 +19,7 @@ class FirstTokens:
     async def run(self, context: Context) -> Outcome:
         """Warns if a tier is slower than computing the prompt."""
         memory, tiers = context.memory, context.below
-        pages = context.round_path(0, memory.page_tokens).page_count
+        pages = context.round_path(0, memory.paging).page_count
         for tier, room in ((Tier.HOST, memory.host_pages), (Tier.DISK, memory.disk_pages)):
             if tier in tiers and pages > room:
                 return Outcome.skipped(f"{tier} has no room for {pages} pages: raise generator.kv.{tier}_gib")
@@ -45,12 +45,12 @@ def judged(times: Mapping[str, float], tiers: Sequence[Tier]) -> Outcome:
 
 async def _measured(context: Context, tiers: tuple[Tier, ...]) -> TierRounds:
     memory, count = context.memory, context.sizes.rounds
-    size = context.round_path(0, memory.page_tokens).page_count * memory.page_bytes
+    size = context.round_path(0, memory.paging).page_count * memory.page_bytes
     measured = context.measured = TierRounds(size, [], [], [])
     file = context.engine.folder / "read"
     for number in range(-1, count):
         context.progress(FirstTokens.name, number + 1, count + 1)
-        took = await caching_round(context.engine.running, context.round_path(number, memory.page_tokens), tiers)
+        took = await caching_round(context.engine.running, context.round_path(number, memory.paging), tiers)
         rates = copy_rate(size), read_rate(file, size)
         # The first round warms up.
         if number >= 0:

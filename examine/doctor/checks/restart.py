@@ -60,7 +60,7 @@ async def _write(context: Context) -> list[_Written]:
     prompts = iter(context.prompts)
     for tier in context.below:
         for prompt in (next(prompts), next(prompts)):
-            path = KvPath(prompt.prefix, context.memory.page_tokens, first_page=first_page)
+            path = KvPath(prompt.prefix, context.memory.paging, first_page=first_page)
             first_page += path.page_count
             await context.compute(path)
             await move(context.engine.running, path, Tier.GPU, tier)

@@ -39,11 +39,11 @@ class CpuBlocks(PagedBlocks):
         """The device's type and number of threads."""
         return f"cpu-{torch.get_num_threads()}"
 
-    def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens."""
+    def read(self, block: int, page: Page, tokens: int, group: int = 0) -> None:
+        """Copy a block of a group into ``page``, with zeros after its first ``tokens`` tokens."""
         for flat, span in zip(self._flat, self._spans, strict=True):
             page[span] = flat[block]
-        self._clear_behind(tokens, page)
+        self._clear_behind(tokens, page, group)
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of ``pages`` into as many blocks, slab by slab."""
@@ -109,10 +109,10 @@ class NeutralCpuBlocks(CpuBlocks):
         """Where a page has each layer's keys and values."""
         return self._order.places
 
-    def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens."""
+    def read(self, block: int, page: Page, tokens: int, group: int = 0) -> None:
+        """Copy a block of a group into ``page``, with zeros after its first ``tokens`` tokens."""
         own = self._buffer[0]
-        super().read(block, own, tokens)
+        super().read(block, own, tokens, group)
         self._order.to_neutral(own, page)
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:

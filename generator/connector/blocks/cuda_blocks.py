@@ -36,8 +36,8 @@ class CudaBlocks(PagedBlocks):
         """The GPU's model name."""
         return self._copies.device_name
 
-    def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens."""
+    def read(self, block: int, page: Page, tokens: int, group: int = 0) -> None:
+        """Copy a block of a group into ``page``, with zeros after its first ``tokens`` tokens."""
         if not self._copies.is_pinned(page):
             pinned = self._path.page()
             self._save(block, pinned)
@@ -45,10 +45,10 @@ class CudaBlocks(PagedBlocks):
             page[:] = pinned
         else:
             self._save(block, page)
-            if tokens < self.page_tokens:
+            if self._clears(tokens, group):
                 # The zeros are written by the CPU, so the bytes must have arrived.
                 self.finish()
-        self._clear_behind(tokens, page)
+        self._clear_behind(tokens, page, group)
 
     def write(self, pages: Page, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of ``pages`` into as many blocks."""
@@ -115,7 +115,8 @@ class NeutralCudaBlocks(CudaBlocks):
         elements = np.concatenate([layer.in_page for layer in own]).astype(np.int64)
         # The element of the engine's own page that each element of a neutral one is.
         self._own_of = torch.from_numpy(elements).to(self._slabs[0].device)
-        self._token_of = self._token_of[elements]
+        (group,) = self._groups
+        self._groups = [group._replace(token_of=group.token_of[elements])]
         self._threads = threading.local()
 
     def places(self) -> list[LayerPlaces]:

@@ -14,6 +14,7 @@ from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.cuda_blocks import CudaBlocks, NeutralCudaBlocks
 from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.connector.blocks.paged_blocks import EngineCache, PagedBlocks
+from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionBackend
@@ -27,6 +28,11 @@ except ImportError:
 
 def open_blocks(cache: EngineCache, neutral: bool) -> PagedBlocks:
     """The blocks of a cache, whose pages have the ``neutral`` order or else the engine's own. Raises ConfigError."""
+    if neutral and len(cache.paging.groups) > 1:
+        raise ConfigError(
+            "pages of a model whose layers keep different kinds of KV have no neutral order: "
+            "set generator.kv.page_layout to engine"
+        )
     device = next(iter(cache.layers.values())).device
     if device.type == "cuda":
         return (NeutralCudaBlocks if neutral else CudaBlocks)(cache, CudaCopies(device))

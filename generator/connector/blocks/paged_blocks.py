@@ -1,7 +1,9 @@
 """An engine's paged KV cache, read and written as pages of bytes.
 
-A page is one block's bytes in all layers, by default in the attention backend's own layout. So pages move at the speed
-of memory on any backend. Where a single token lies within a block is learnt from the backend itself.
+A page is one block's bytes, by default in the attention backend's own layout. So pages move at the speed of memory on
+any backend. Where a single token lies within a block is learnt from the backend itself.
+
+Groups of layers share the memory of blocks. Each block belongs to one group at a time, and has KV of all its layers.
 """
 
 from abc import ABC, abstractmethod
@@ -14,13 +16,16 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, learn_indexes, slabs_of
+from generator.connector.blocks.layout_map import BlockWriter, KvShape, LayoutMap, Slab, learn_indexes, slabs_of
 from generator.connector.blocks.staged_pages import StagedPages
 from generator.connector.refusal import UnsupportedByConnector
 from generator.tiers.base import Page, PageTarget
+from protocol.kv import Paging
 
 if TYPE_CHECKING:
     from generator.connector.step_jobs import BlockCopy
+
+_NO_TOKEN = np.iinfo(np.uint16).max
 
 WriterOf = Callable[[str], BlockWriter]
 """The attention backend's way to write a block's tokens into a layer's cache, by the layer's name."""
@@ -29,13 +34,15 @@ WriterOf = Callable[[str], BlockWriter]
 class EngineCache(NamedTuple):
     """An engine's KV cache: its layers' tensors by name, each with one dimension of ``num_blocks``.
 
-    A block has ``page_tokens`` tokens. ``writer_of`` writes a block's tokens into a layer's cache.
+    Blocks are cut as ``paging`` says. ``groups`` names the layers of each of its groups; by default, there is one.
+    ``writer_of`` writes a block's tokens into a layer's cache.
     """
 
     layers: Mapping[str, torch.Tensor]
     num_blocks: int
-    page_tokens: int
+    paging: Paging
     writer_of: WriterOf
+    groups: Sequence[Sequence[str]] = ()
 
 
 class LayerPlaces(NamedTuple):
@@ -56,6 +63,18 @@ class LayerPlaces(NamedTuple):
         return blake3(f"{self.name} {tuple(self.shape)}:".encode() + self.in_page.astype("<u4").tobytes()).hexdigest(16)
 
 
+class _Group(NamedTuple):
+    """What the pages of one group have: the ``places`` of its layers, and the token of each element.
+
+    An element that no layer has counts as a token after all others. ``is_whole`` says that there is none.
+    """
+
+    tokens: int
+    places: list[LayerPlaces]
+    token_of: NDArray[np.uint16]
+    is_whole: bool
+
+
 class PagedBlocks(PageTarget, ABC):
     """The blocks of an engine's KV cache, read and written as pages of ``page_bytes`` bytes.
 
@@ -66,41 +85,68 @@ class PagedBlocks(PageTarget, ABC):
 
     def __init__(self, cache: EngineCache) -> None:
         """Raises UnsupportedByConnector if the layout of the cache is not supported."""
-        self.page_tokens = cache.page_tokens
-        rows = [_by_block(name, layer, cache.num_blocks) for name, layer in cache.layers.items()]
-        self.dtype = rows[0].dtype
-        if any(row.dtype != self.dtype for row in rows):
+        self.paging = cache.paging
+        rows = {name: _by_block(name, layer, cache.num_blocks) for name, layer in cache.layers.items()}
+        self.dtype = next(iter(rows.values())).dtype
+        if any(row.dtype != self.dtype for row in rows.values()):
             raise UnsupportedByConnector("the layers keep their KV in different dtypes, which RAGTree cannot page")
-        self._shapes = Counter(tuple(row.shape[1:]) for row in rows)
-        slabs = slabs_of(rows)
+        self._shapes = Counter(tuple(row.shape[1:]) for row in rows.values())
+        groups = cache.groups or [list(rows)]
+        # Groups share the same memory. The largest one has all of it.
+        whole = max(groups, key=lambda names: sum(rows[name][0].numel() for name in names))
+        slabs = slabs_of([rows[name] for name in whole])
         self._slabs = [slab.memory for slab in slabs]
         ends = np.cumsum([slab.shape[1] for slab in self._slabs]).tolist()
         self._spans = [slice(end - slab.shape[1], end) for end, slab in zip(ends, self._slabs, strict=True)]
         self.page_bytes: int = ends[-1]
         self._lanes = _lanes_of(self._slabs)
-        self._elements = np.concatenate([slab.elements for slab in slabs])
-        layers = [
-            _layer_map(name, layer, row, cache.writer_of(name))
-            for (name, layer), row in zip(cache.layers.items(), rows, strict=True)
-        ]
-        self._token_of = np.concatenate([layer.token_of for layer in layers])[self._elements]
-        self._names = tuple(cache.layers)
-        self._layer_maps = layers
+        self._groups = [self._group(cache, names, rows, number) for number, names in enumerate(groups)]
+
+    @property
+    def page_tokens(self) -> int:
+        """How many tokens a page has, if there is one group."""
+        return self.paging.page_tokens
 
     @property
     def layout(self) -> str:
         """A description that is equal for engines whose pages have the same bytes."""
-        return f"{self.dtype} {self.page_tokens} {[layer.digest for layer in self.places()]}"
+        layers = [layer.digest for layer in self.places()]
+        groups = "" if self.paging.keeps_all else f" {[tuple(group) for group in self.paging.groups]}"
+        return f"{self.dtype} {self.page_tokens} {layers}{groups}"
 
     def places(self) -> list[LayerPlaces]:
         """Where a page has each layer's keys and values."""
-        place_of = np.empty_like(self._elements)
-        place_of[self._elements] = np.arange(len(self._elements), dtype=place_of.dtype)
-        ends = np.cumsum([layer.element_of.size for layer in self._layer_maps])
-        return [
+        return [layer for group in self._groups for layer in group.places]
+
+    def _group(self, cache: EngineCache, names: Sequence[str], rows: Mapping[str, torch.Tensor], number: int) -> _Group:
+        """Learn what a group's pages have."""
+        parts = slabs_of([rows[name] for name in names])
+        elements = np.concatenate([part.elements for part in parts])
+        place_of = np.empty_like(elements)
+        place_of[elements] = np.concatenate([self._in_page(part) for part in parts])
+        maps = [_layer_map(name, cache.layers[name], rows[name], cache.writer_of(name)) for name in names]
+        ends = np.cumsum([layer.element_of.size for layer in maps])
+        places = [
             LayerPlaces(name, layer.shape, place_of[end - layer.element_of.size + layer.element_of], layer.element_of)
-            for name, layer, end in zip(self._names, self._layer_maps, ends, strict=True)
+            for name, layer, end in zip(names, maps, ends, strict=True)
         ]
+        token_of = np.full(self.page_bytes // self.dtype.itemsize, _NO_TOKEN, np.uint16)
+        token_of[place_of] = np.concatenate([layer.token_of for layer in maps])
+        return _Group(cache.paging.group_tokens(number), places, token_of, elements.size == token_of.size)
+
+    def _in_page(self, part: Slab) -> NDArray[np.uint32]:
+        """The elements of a page that a part of every block is."""
+        memory, size = part.memory, self.dtype.itemsize
+        for slab, span in zip(self._slabs, self._spans, strict=True):
+            offset = int(memory.storage_offset()) - int(slab.storage_offset())
+            if (
+                memory.untyped_storage().data_ptr() == slab.untyped_storage().data_ptr()
+                and memory.stride(0) == slab.stride(0)
+                and 0 <= offset <= slab.shape[1] - memory.shape[1]
+            ):
+                first = (span.start + offset) // size
+                return np.arange(first, first + memory.shape[1] // size, dtype=np.uint32)
+        raise UnsupportedByConnector("groups of layers share memory in a way that RAGTree cannot page")
 
     @property
     def shapes(self) -> str:
@@ -119,8 +165,8 @@ class PagedBlocks(PageTarget, ABC):
         """The device's model name; for a CPU, its type and number of threads."""
 
     @abstractmethod
-    def read(self, block: int, page: Page, tokens: int) -> None:
-        """Copy a block into ``page``, with zeros after its first ``tokens`` tokens.
+    def read(self, block: int, page: Page, tokens: int, group: int = 0) -> None:
+        """Copy a block of a group into ``page``, with zeros after its first ``tokens`` tokens.
 
         Pinned memory is filled once ``finish`` has returned; any other memory is filled when the call returns.
         """
@@ -169,10 +215,14 @@ class PagedBlocks(PageTarget, ABC):
     def _indices(self, numbers: Sequence[int]) -> torch.Tensor:
         """Numbers as a tensor where the blocks are. The engine's thread makes some in a step, so this must not wait."""
 
-    def _clear_behind(self, tokens: int, page: Page) -> None:
-        """Fill ``page`` with zeros after its first ``tokens`` tokens."""
-        if tokens < self.page_tokens:
-            page.view(f"u{self.dtype.itemsize}")[self._token_of >= tokens] = 0
+    def _clears(self, tokens: int, group: int) -> bool:
+        """Whether a page of a group with that many tokens needs zeros."""
+        return tokens < self._groups[group].tokens or not self._groups[group].is_whole
+
+    def _clear_behind(self, tokens: int, page: Page, group: int) -> None:
+        """Fill ``page`` with zeros after its first ``tokens`` tokens, and where the group has none."""
+        if self._clears(tokens, group):
+            page.view(f"u{self.dtype.itemsize}")[self._groups[group].token_of >= tokens] = 0
 
 
 def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

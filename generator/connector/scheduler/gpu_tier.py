@@ -1,23 +1,20 @@
 """The GPU tier: nodes whose KV stays in the engine's own blocks, held there by reference.
 
-They are released early before requests run out of blocks (``BlockRelief``). Deleted documents are also found in blocks
-that nobody holds (``BlockOwners``).
+Deleted documents are also found in blocks that nobody holds (``BlockOwners``).
 """
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from generator.connector.scheduler.planned_request import PlannedRequest
+from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments
 from generator.connector.step_jobs import Purge
-from protocol.kv import HeldNode, KvNode, pages_spanned
+from protocol.kv import HeldNode, KvNode, Paging
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.request import Request
-
-_MOST_SPARE = 64
 
 
 @dataclass(slots=True)
@@ -38,8 +35,8 @@ class GpuTier:
     use it on the thread of the engine's scheduler.
     """
 
-    def __init__(self, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
+    def __init__(self, paging: Paging) -> None:
+        self._paging = paging
         self._held: dict[str, _Held] = {}
         # How many held nodes hold a block.
         self._holders: Counter[int] = Counter()
@@ -72,12 +69,10 @@ class GpuTier:
         """All held nodes."""
         return tuple(HeldNode(held.node.namespace, held.node.path, held.node.tokens) for held in self._held.values())
 
-    def hold(self, node: KvNode, parent: str | None, prompt_blocks: Sequence[int]) -> None:
-        """Hold a node of a prompt with these blocks. ``parent`` is the key of the node before it."""
+    def hold(self, node: KvNode, parent: str | None, blocks: tuple[int, ...]) -> None:
+        """Hold a node in its ``blocks``, in the order of its pages. ``parent`` is the key of the node before it."""
         if node.key in self._held:
             return
-        span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
-        blocks = tuple(prompt_blocks[span.start : span.stop])
         self.retain(blocks)
         self._holders.update(blocks)
         self._held[node.key] = _Held(node, parent, blocks)
@@ -90,11 +85,18 @@ class GpuTier:
         """Whether the engine's prefix cache finds the full blocks of a node. True if the engine has no such cache.
 
         Blocks that were computed again after a failed load cannot be found, and so other requests cannot share them.
+        Nor can those that a window was loaded into, but these are few.
         """
         if not self.pool.enable_caching:
             return True
-        whole = (node.prefix_tokens + node.tokens) // self._page_tokens - node.prefix_tokens // self._page_tokens
-        return all(self.pool.blocks[block].block_hash is not None for block in blocks[:whole])
+        end, first = node.prefix_tokens + node.tokens, 0
+        for number, span in enumerate(self._paging.spans(node.prefix_tokens, node.tokens)):
+            if not self._paging.groups[number].window:
+                whole = end // self._paging.group_tokens(number) - span.start
+                if any(self.pool.blocks[block].block_hash is None for block in blocks[first : first + whole]):
+                    return False
+            first += len(span)
+        return True
 
     def release(self, key: str) -> list[str]:
         """Release a node and all nodes after it. Returns their keys: none if the node is not held."""
@@ -126,6 +128,12 @@ class GpuTier:
     def give_back(self, blocks: Sequence[int]) -> None:
         """Undo one ``retain``. The last block is reused first: it is of no use without the ones before it."""
         self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
+
+    def spare_blocks(self, count: int) -> list[int]:
+        """Retain that many free blocks, which nothing is in. Returns none if half of the free ones are too few."""
+        if count > self.pool.get_num_free_blocks() // 2:
+            return []
+        return [block.block_id for block in self.pool.get_new_blocks(count)]
 
     def relieve(self, wanted: int, spare: Iterable[str], in_use: Collection[str]) -> list[str]:
         """Release nodes until ``wanted`` blocks are free or no node is left. Returns the released keys.
@@ -173,108 +181,30 @@ class GpuTier:
         self.pool.evict_blocks(set(blocks))
 
 
-class BlockRelief:
-    """Releases held nodes when a running request would be preempted, or a waiting one starve, for want of blocks.
-
-    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step.
-    """
-
-    def __init__(self, gpu: GpuTier, page_tokens: int, most_requests: int, most_tokens: int) -> None:
-        self._gpu = gpu
-        self._page_tokens = page_tokens
-        self._most_requests = most_requests
-        self._most_tokens = most_tokens
-        self._spare: deque[str] = deque(maxlen=_MOST_SPARE)
-
-    def set_spare(self, keys: Iterable[str]) -> None:
-        """Set the nodes to release first, in this order. At most 64 are remembered."""
-        self._spare.clear()
-        self._spare.extend(keys)
-
-    def relieve(
-        self,
-        scheduled: Mapping[str, int],
-        requests: "Mapping[str, Request]",
-        states: Mapping[str, PlannedRequest],
-        loading: Mapping[str, object],
-    ) -> list[str]:
-        """Release as many nodes as needed for the next step. Returns their keys.
-
-        ``scheduled`` are the tokens of this step by request, ``requests`` all requests that have not ended, in the
-        order of their arrival, and ``loading`` those whose blocks are being loaded.
-        """
-        wanted = len(scheduled) + 1
-        if len(scheduled) < self._most_requests and sum(scheduled.values()) < self._most_tokens:
-            # The step had room left, so a request that was not scheduled waits for blocks. It is the first of those
-            # that wait: the engine serves them in the order of their arrival.
-            waiting = next((name for name in requests if name not in scheduled and name not in loading), None)
-            if waiting is not None:
-                # A load in the background also waits for the blocks that prompts under way still have to get.
-                # The engine takes the blocks back from a load that failed from the first one on.
-                keeps_blocks = bool(requests[waiting].num_computed_tokens)
-                wanted += self._missing(requests[waiting], states.get(waiting), keeps_blocks)
-                wanted += sum(
-                    self._missing(requests[name], states.get(name))
-                    for name in (*scheduled, *loading)
-                    if name in requests and not requests[name].num_output_tokens
-                )
-        if self._gpu.pool.get_num_free_blocks() >= wanted:
-            return []
-        in_use = {key for state in states.values() if not state.reported for key in state.keys}
-        return self._gpu.relieve(wanted, self._spare, in_use)
-
-    def _missing(self, request: "Request", state: PlannedRequest | None, keeps_blocks: bool = True) -> int:
-        """The number of blocks a request still has to get: all, less those it has or that are held.
-
-        ``keeps_blocks`` says whether it still has the blocks that its state knows.
-        """
-        total: int = -(-request.num_tokens // self._page_tokens)
-        if state is None:
-            computed: int = request.num_computed_tokens
-            return max(0, total - computed // self._page_tokens)
-        return max(0, total - max(len(state.blocks) if keeps_blocks else 0, self._held_blocks(state)))
-
-    def _held_blocks(self, state: PlannedRequest) -> int:
-        """The whole blocks before the first node of a plan that is not held."""
-        tokens = 0
-        for node in state.nodes:
-            if node.key not in self._gpu:
-                break
-            tokens = node.prefix_tokens + node.tokens
-        return tokens // self._page_tokens
-
-
-class _Prompt(NamedTuple):
-    """Where the documents of a request stand. The request itself is not kept: it would cost its token lists."""
-
-    namespace: str
-    path: tuple[str, ...]
-    nodes: tuple[KvNode, ...]
-
-    def first_block(self, purge: Purge, page_tokens: int) -> int | None:
-        """The index of the first block that holds any of the documents to delete, or None if none does."""
-        if not purge.covers(self.namespace, self.path):
-            return None
-        first = next((node for node in self.nodes if purge.covers(node.namespace, node.path)), None)
-        return first.prefix_tokens // page_tokens if first is not None else 0
-
-
 class BlockOwners:
-    """Knows which request last wrote each block that it left, so that a deleted document can be found in free blocks.
+    """Knows which request got each block last, so that a deleted document can be found in free blocks.
 
     The engine's own prefix cache may still find such blocks by their hashes. Memory is bounded by the number of blocks.
     """
 
-    def __init__(self, gpu: GpuTier, page_tokens: int) -> None:
+    def __init__(self, gpu: GpuTier, paging: Paging) -> None:
         self._gpu = gpu
-        self._page_tokens = page_tokens
-        # By block: the prompt, and the block's index in it.
-        self._owners: dict[int, tuple[_Prompt, int]] = {}
+        self._paging = paging
+        # By block: the documents, and the number of tokens up to the block's end.
+        self._owners: dict[int, tuple[PlacedDocuments, int]] = {}
 
-    def record(self, state: PlannedRequest, blocks: Sequence[int]) -> None:
-        """Record the blocks that a request leaves, at its end or at a preemption."""
-        prompt = _prompt(state)
-        self._owners.update({block: (prompt, index) for index, block in enumerate(blocks)})
+    def record(self, documents: PlacedDocuments, group: int, first: int, blocks: Iterable[int], found: int = 0) -> None:
+        """Record the blocks that a request gets in a group, from its page ``first`` on.
+
+        The engine has found the first ``found`` tokens in its own cache. A block among these keeps its owner if the
+        request has none of its own documents there.
+        """
+        size = self._paging.group_tokens(group)
+        for end, block in enumerate(blocks, start=first + 1):
+            if block == NULL_BLOCK:
+                continue
+            if end * size > found or (end - 1) * size < documents.tokens or block not in self._owners:
+                self._owners[block] = documents, end * size
 
     def forget(self, purge: Purge, running: Collection[PlannedRequest]) -> None:
         """Delete documents, and all that was computed after them, from the GPU tier and the engine's prefix cache."""
@@ -282,19 +212,15 @@ class BlockOwners:
             self._gpu.release(key)
         gone: list[int] = []
         for state in running:
-            first = _prompt(state).first_block(purge, self._page_tokens)
+            first = state.documents.purged_from(purge)
             if first is not None:
                 state.forgotten = True
-                gone += state.blocks[first:]
-        for block, (prompt, index) in self._owners.items():
-            first = prompt.first_block(purge, self._page_tokens)
-            if first is not None and index >= first:
+                gone += state.blocks.after(first)
+        for block, (documents, end) in self._owners.items():
+            first = documents.purged_from(purge)
+            if first is not None and end > first:
                 gone.append(block)
         # Requests without a plan are not recorded here. Only a purge of everything covers their blocks.
         self._gpu.evict_hashes(range(self._gpu.pool.num_gpu_blocks) if purge.is_total else gone)
         for block in gone:
             self._owners.pop(block, None)
-
-
-def _prompt(state: PlannedRequest) -> _Prompt:
-    return _Prompt(state.plan.namespace, state.path, tuple(state.nodes))

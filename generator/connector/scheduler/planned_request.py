@@ -1,12 +1,14 @@
 """State of one request whose plan the scheduler side executes."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.messages import Composed, Prefilled
+from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments, RequestBlocks
 from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece, copy_of
 from protocol.dependency import DependencyTrees
-from protocol.kv import KvNode, LostCopy, PeerRead, pages_spanned
+from protocol.kv import KvNode, LostCopy, Paging, PeerRead
 from protocol.plans import Donor, PlannedNode, PrefillPlan
 from protocol.tiers import Tier
 
@@ -37,7 +39,7 @@ class PlannedRequest:
     """A request, its plan, and how far the engine has executed it.
 
     - ``nodes``: the nodes of the ``plan`` with their positions in the prompt.
-    - ``blocks``: the blocks that the engine has allocated to the request.
+    - ``blocks``: the blocks that the engine has allocated to the request, by group.
     - ``offer``: what the engine was last offered to load.
     - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus what was loaded or
       composed. ``exact``: those before the composed part.
@@ -52,18 +54,18 @@ class PlannedRequest:
       ``not_composed``: whether it failed.
     """
 
-    def __init__(self, request: "Request", plan: PrefillPlan, path: Sequence[str], page_tokens: int) -> None:
+    def __init__(self, request: "Request", plan: PrefillPlan, path: Sequence[str], paging: Paging) -> None:
         """``path`` has the content hashes of the documents at the start of the prompt."""
         self.request = request
         self.plan = plan
         self.path = tuple(path)
-        self._page_tokens = page_tokens
+        self._paging = paging
         self.nodes: list[KvNode] = []
         position = 0
         for depth, planned in enumerate(plan.nodes, start=1):
             self.nodes.append(KvNode(planned.key, plan.namespace, self.path[:depth], position, planned.tokens))
             position += planned.tokens
-        self.blocks: list[int] = []
+        self.blocks = RequestBlocks(paging)
         self.nodes_kept = False
         self.offer = Offer(0, 0, [])
         self.composed: Composed | None = None
@@ -179,7 +181,7 @@ class PlannedRequest:
             self.exact = self.local
         return Composition(
             tuple(self.request.all_token_ids),
-            tuple(self.blocks),
+            tuple(self.blocks.groups[0]),
             self.exact,
             tuple(donor for donor in self._donors({}) if donor.copy not in self.missing),
             self.offer.end,
@@ -196,39 +198,72 @@ class PlannedRequest:
             blocks = held.get(donor.key, ()) if donor.source is Tier.GPU else ()
             yield DonorPages(donor, (node.namespace, node.path[-1]), node.prefix_tokens, _end(node), blocks)
 
-    def load_of(self, held: Mapping[str, tuple[int, ...]]) -> Load:
+    def load_of(self, held: Mapping[str, tuple[int, ...]], spare_blocks: Callable[[int], list[int]]) -> Load:
         """The load that carries out the offer; ``held`` are the blocks of the nodes in the GPU tier.
 
         If several offered nodes reach into one block, it is copied from the last one, whose page also has the
-        tokens in front.
+        tokens in front. ``spare_blocks`` gives that many free blocks, or none, for the windows of nodes that are to be
+        kept and end before the request's own window.
         """
-        local, end, nodes, *_ = self.offer
         pieces: list[Piece] = []
         copies: list[BlockCopy] = []
-        for index in nodes:
-            node, planned = self.nodes[index], self.planned(index)
-            span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
-            start = max(span.start, local // self._page_tokens)
-            reach = min(_end(node), end)
-            last = reach == end or index == nodes[-1]
-            stop = -(-reach // self._page_tokens) if last else reach // self._page_tokens
-            if start < stop:
-                first, blocks = start - span.start, tuple(self.blocks[start:stop])
+        for group in range(len(self._paging.groups)):
+            for index, first, blocks in self._filled(group):
+                planned = self.planned(index)
                 if planned.source is Tier.GPU:
-                    own = held[node.key][first : first + len(blocks)]
+                    own = held[planned.key][first : first + len(blocks)]
                     copies += [BlockCopy(*pair) for pair in zip(own, blocks, strict=True)]
                 else:
                     pieces.append(Piece(planned, first, blocks))
+        windows: dict[str, tuple[int, ...]] = {}
+        for index in self.offer.nodes if self._paging.has_windows else ():
+            planned, window = self.planned(index), self.blocks.window_of(self.nodes[index])
+            if not _is_made(planned):
+                continue
+            missing = [number for number, block in window.items() if block == NULL_BLOCK]
+            spare = dict(zip(missing, spare_blocks(len(missing)), strict=False))
+            if len(spare) == len(missing):
+                pieces += [Piece(planned, number, (block,)) for number, block in spare.items()]
+                windows[planned.key] = tuple((window | spare).values())
+        composition = self.composition() if self.offer.composes else None
+        donors = tuple(self._donors(held))
+        return Load(self.request.request_id, tuple(pieces), tuple(copies), donors, composition, windows)
+
+    def _filled(self, group: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Which pages the offer loads in a group: by node, from the first page on, as counted in it, into blocks."""
+        local, end, nodes, *_ = self.offer
+        size = self._paging.group_tokens(group)
+        needed = max(local, self._paging.groups[group].first_attended(end))
+        for index in nodes:
+            node = self.nodes[index]
+            spans = list(self._paging.spans(node.prefix_tokens, node.tokens))
+            start = max(spans[group].start, needed // size)
+            reach = min(_end(node), end)
+            last = reach == end or index == nodes[-1]
+            stop = -(-reach // size) if last else reach // size
+            while start < stop and self.blocks.groups[group][start] == NULL_BLOCK:
+                # What vLLM has no block for, nothing attends to. Nothing may be written to this one.
+                start += 1
+            if start < stop:
+                in_front = sum(len(span) for span in spans[:group])
+                yield index, in_front + start - spans[group].start, tuple(self.blocks.groups[group][start:stop])
             if last:
                 break
-        composition = self.composition() if self.offer.composes else None
-        return Load(self.request.request_id, tuple(pieces), tuple(copies), tuple(self._donors(held)), composition)
+
+    def ends_between(self, begin: int, end: int) -> Iterator[KvNode]:
+        """The nodes to keep that end after the first ``begin`` tokens and not after the first ``end``."""
+        for index, node in enumerate(self.nodes):
+            if begin < _end(node) <= end and _is_made(self.planned(index)):
+                yield node
+
+    @cached_property
+    def documents(self) -> PlacedDocuments:
+        """Where the request's documents stand."""
+        return PlacedDocuments(self.plan.namespace, self.path, tuple(self.nodes))
 
     def node_blocks(self, index: int) -> tuple[int, ...] | None:
         """The blocks that hold a node. None if the request has not got all, or lost them after its first token."""
-        node = self.nodes[index]
-        span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
-        return tuple(self.blocks[span.start : span.stop]) if len(self.blocks) >= span.stop else None
+        return self.blocks.of_node(self.nodes[index])
 
     def accepted(self, external: int) -> None:
         """Count ``external`` tokens of the offer as cached: the engine has blocks for them."""
@@ -244,9 +279,10 @@ class PlannedRequest:
     def has_reached(self, index: int, tokens: int) -> bool:
         """Whether a node's blocks are complete after ``tokens`` tokens: full, or filled to the end of the prompt."""
         node = self.nodes[index]
-        span = pages_spanned(node.prefix_tokens, node.tokens, self._page_tokens)
         prompt_tokens: int = self.request.num_prompt_tokens
-        return min(span.stop * self._page_tokens, prompt_tokens) <= tokens
+        spans = enumerate(self._paging.spans(node.prefix_tokens, node.tokens))
+        last = max(span.stop * self._paging.group_tokens(group) for group, span in spans)
+        return min(last, prompt_tokens) <= tokens
 
     def prefilled(self) -> Prefilled:
         """Which tier, here or at a peer, the prompt's tokens came from, so far."""
@@ -262,6 +298,11 @@ class PlannedRequest:
                 loaded[source] = loaded.get(source, 0) + tokens
         peers = tuple(self.peer_reads)
         return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed, peers)
+
+
+def _is_made(planned: PlannedNode) -> bool:
+    """Whether a copy of the node is made out of the request's blocks."""
+    return planned.saved_to is not None or (planned.kept is Tier.GPU and planned.source is not Tier.GPU)
 
 
 def _end(node: KvNode) -> int:

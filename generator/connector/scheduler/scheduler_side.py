@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.engine_process import StepRecord
 from generator.connector.messages import EngineReport, RequestMessage
+from generator.connector.scheduler.block_relief import BlockRelief
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
-from generator.connector.scheduler.gpu_tier import BlockOwners, BlockRelief, GpuTier
+from generator.connector.scheduler.gpu_tier import BlockOwners, GpuTier
+from generator.connector.scheduler.kept_windows import KeptWindows
 from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
-from protocol.kv import KvMemory, LostCopy, ResidencyReport
+from protocol.kv import KvMemory, LostCopy, Paging, ResidencyReport
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -36,34 +38,39 @@ class _Step(NamedTuple):
 
 
 class SchedulerSide:
-    """Executes the plans that requests carry to an ``instance``, over blocks of ``page_tokens`` tokens.
+    """Executes the plans that requests carry to an ``instance``, over blocks cut as ``paging`` says.
 
-    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step, and has ``ranks``
-    tensor-parallel workers. The requests of each step are written into ``record`` before it. ``fair_steps`` bounds what
-    prefills take of steps that tenants share.
+    The engine takes at most ``most_requests`` requests and ``most_tokens`` tokens in one step, has at most
+    ``in_flight_tokens`` under way (by default those of one step), and ``ranks`` tensor-parallel workers. The requests
+    of each step are written into ``record`` before it. ``fair_steps`` bounds what prefills take of steps that tenants
+    share.
     """
 
     def __init__(
         self,
-        page_tokens: int,
+        paging: Paging,
         instance: str,
         most_requests: int,
         most_tokens: int,
         ranks: int = 1,
         record: StepRecord | None = None,
         fair_steps: FairSteps | None = None,
+        in_flight_tokens: int | None = None,
     ) -> None:
         self._record = record or StepRecord(None)
         self._fair_steps = fair_steps
         self._instance = instance
-        self._page_tokens = page_tokens
-        self._gpu = GpuTier(page_tokens)
+        self._paging = paging
+        self._gpu = GpuTier(paging)
         self._lost = LostCopies()
         self._transfers = TransferQueue(self._gpu, self._lost, ranks)
         self._ranks = ranks
         self._rank_results = RankResults(ranks)
-        self._owners = BlockOwners(self._gpu, page_tokens)
-        self._relief = BlockRelief(self._gpu, page_tokens, most_requests, most_tokens)
+        self._owners = BlockOwners(self._gpu, paging)
+        self._windows = KeptWindows(self._gpu, paging)
+        self._relief = BlockRelief(
+            self._gpu, self._windows, paging, most_requests, most_tokens, in_flight_tokens or most_tokens
+        )
         self._requests: dict[str, Request] = {}
         self._states: dict[str, PlannedRequest] = {}
         # Requests that ended before their prefill was reported.
@@ -109,7 +116,7 @@ class SchedulerSide:
             return
         if plan.spare:
             self._relief.set_spare(plan.spare)
-        state = self._states[request.request_id] = PlannedRequest(request, plan, message.path, self._page_tokens)
+        state = self._states[request.request_id] = PlannedRequest(request, plan, message.path, self._paging)
         if numbers or state.saves:
             self._transfers.open_message(message.name, numbers, whole=False)
 
@@ -129,20 +136,23 @@ class SchedulerSide:
             return None, False
         return offer.end - local, state.loads_in_background
 
-    def allocated(self, request: "Request", blocks: Sequence[int], external: int) -> None:
-        """Record a request's blocks, and load ``external`` tokens into the last one."""
+    def allocated(self, request: "Request", blocks: Sequence[Sequence[int]], external: int) -> None:
+        """Record a request's blocks by group, and load ``external`` tokens into the last ones."""
         state = self._states.get(request.request_id)
         if state is None:
             return
         # After a preemption they are others: the old ones are free, and may still be found.
         self._leaves_blocks(state)
-        state.blocks = list(blocks)
+        state.blocks.replace(blocks)
+        offer = state.offer
+        for group, owned in enumerate(state.blocks.groups):
+            self._owners.record(state.documents, group, 0, owned, offer.local)
         if request.num_computed_tokens:
             # This is the second call for a load. vLLM has counted the tokens before the first block that failed.
             if not request.num_preemptions:
                 state.limit_cached(request.num_computed_tokens)
             return
-        offer = state.offer
+        self._windows.keep(state, 0, offer.local)
         if not request.num_preemptions:
             # After a preemption, much of what is found is what the request itself computed before.
             state.accepted(external)
@@ -150,7 +160,7 @@ class SchedulerSide:
             return
         assert offer.local + external == offer.end, "blocks were allocated for another load than was offered"
         held = {key: self._gpu.blocks(key) for key, _ in state.copies_offered() if key in self._gpu}
-        load = state.load_of(held)
+        load = self._windows.load_of(state, held)
         # Until they are copied, held blocks must not be written to, also if their nodes are released.
         self._gpu.retain(load.held_blocks)
         if state.loads_in_background:
@@ -160,7 +170,7 @@ class SchedulerSide:
             # Copies between the engine's own blocks are fast and do not fail: the request computes in this very step.
             self._copies += load.copies
 
-    def complete(self, request: "Request", blocks: Sequence[int]) -> None:
+    def complete(self, request: "Request", blocks: Sequence[Sequence[int]]) -> None:
         """Record the end of a request, finished or aborted. Its blocks return to the pool after this call."""
         self._requests.pop(request.request_id, None)
         state = self._states.pop(request.request_id, None)
@@ -176,39 +186,25 @@ class SchedulerSide:
                 self._prefilled(state)
         self._transfers.forget_message(state.plan.query_id)
         self._compositions.drop(request.request_id)
-        if blocks:
-            state.blocks = list(blocks)
+        if any(blocks):
+            state.blocks.replace(blocks)
         # Without blocks, a preemption has taken them since the last step.
         self._leaves_blocks(state)
+        self._windows.give_back(state)
         if not state.reported:
             self._ended[request.request_id] = state
 
     def _leaves_blocks(self, state: PlannedRequest) -> None:
-        """Record that a request leaves its blocks to the pool, where others may find them, or see that none does."""
+        """Forget the blocks that a request leaves to the pool. Others may find them, unless it is forgotten."""
         if state.forgotten:
             self._gpu.evict_hashes(state.blocks)
-        else:
-            self._owners.record(state, state.blocks)
-        state.blocks = []
+        state.blocks.clear()
 
     # A step of the engine
 
     def step_jobs(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs for a step, given what the step computes."""
-        # First, because a request that a reset preempts may be scheduled, or begin to load, in the same step.
-        for request_id in output.preempted_req_ids or ():
-            if request_id in self._states and request_id not in self._loading:
-                self._leaves_blocks(self._states[request_id])
-        for new in output.scheduled_new_reqs:
-            state = self._states.get(new.req_id)
-            if state is not None:
-                state.blocks = list(new.block_ids[0])
-        running = output.scheduled_cached_reqs
-        for request_id, block_ids in zip(running.req_ids, running.new_block_ids, strict=True):
-            state = self._states.get(request_id)
-            if state is not None and block_ids is not None:
-                known = [] if request_id in running.resumed_req_ids else state.blocks
-                state.blocks = [*known, *block_ids[0]]
+        self._follow_blocks(output)
         for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states, self._loading):
             self._lost.add(LostCopy(key, Tier.GPU))
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
@@ -227,6 +223,33 @@ class SchedulerSide:
         jobs = StepJobs(self._loads, self._copies, compose, transfers, purges, self._inquiries, idle)
         self._loads, self._copies, self._inquiries = [], [], []
         return jobs
+
+    def _follow_blocks(self, output: "SchedulerOutput") -> None:
+        """Take the blocks that requests get and leave in a step, and keep the windows that it passes."""
+        # First, because a request that a reset preempts may be scheduled, or begin to load, in the same step.
+        for request_id in output.preempted_req_ids or ():
+            if request_id in self._states and request_id not in self._loading:
+                self._leaves_blocks(self._states[request_id])
+        for new in output.scheduled_new_reqs:
+            state = self._states.get(new.req_id)
+            if state is not None:
+                state.blocks.replace(new.block_ids)
+                begin = new.num_computed_tokens
+                self._windows.keep(state, begin, begin + output.num_scheduled_tokens[new.req_id])
+        running = output.scheduled_cached_reqs
+        for request_id, block_ids, begin in zip(
+            running.req_ids, running.new_block_ids, running.num_computed_tokens, strict=True
+        ):
+            state = self._states.get(request_id)
+            if state is None:
+                continue
+            if block_ids is not None and request_id in running.resumed_req_ids:
+                state.blocks.replace(block_ids)
+            elif block_ids is not None:
+                for group, (known, new_blocks) in enumerate(zip(state.blocks.groups, block_ids, strict=True)):
+                    self._owners.record(state.documents, group, len(known), new_blocks)
+                state.blocks.extend(block_ids)
+            self._windows.keep(state, begin, begin + output.num_scheduled_tokens[request_id])
 
     def update(self, results: StepResults) -> None:
         """Take results of the worker side."""
@@ -307,6 +330,7 @@ class SchedulerSide:
         state.nodes_kept = True
         for index in range(len(state.nodes)):
             self._keep_node(state, index)
+        self._windows.give_back(state)
         self._transfers.end_message(state.plan.query_id)
 
     def _keep_node(self, state: PlannedRequest, index: int) -> None:
@@ -319,7 +343,7 @@ class SchedulerSide:
             return
         blocks = state.node_blocks(index)
         if planned.kept is Tier.GPU and blocks is not None and self._gpu.can_be_found(node, blocks):
-            self._gpu.hold(node, state.parent(index), state.blocks)
+            self._gpu.hold(node, state.parent(index), blocks)
             self._lost.discard(LostCopy(node.key, Tier.GPU))
         elif planned.saved_to is not None and blocks is not None:
             self._transfers.save(name, node, blocks, planned.saved_to, planned.pages)
@@ -346,10 +370,11 @@ class SchedulerSide:
             # An object store that does not answer says nothing about what lies on this machine.
             state.silent.update(copy.location for copy in result.unread if copy.location)
             state.peer_reads += result.peers
+        waiting = self._states.get(load.request_id)
+        self._windows.loaded(load, waiting, result.failed)
         if load.composition is None:
             del self._loading[load.request_id]
         else:
-            waiting = self._states.get(load.request_id)
             composition = waiting.composition(result.failed) if waiting is not None else None
             if waiting is not None:
                 waiting.composing = composition is not None

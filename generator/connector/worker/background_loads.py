@@ -16,7 +16,7 @@ from generator.connector.worker.tier_jobs import warn
 from generator.peers.page_client import RemoteReader
 from generator.peers.wire import PeerUnreachable, Reason
 from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, PageTarget, TierUnavailable
-from protocol.kv import LostCopy, PeerCopy, PeerRead, pages_spanned
+from protocol.kv import LostCopy, PeerCopy, PeerRead
 from protocol.tiers import Tier
 
 Ended = Callable[[Load, LoadResult, set[int]], None]
@@ -171,7 +171,9 @@ class BackgroundLoads:
         here = near.split(self._threads) if near.pieces or near.donors or near.copies or not away + asked else []
         timeout_s = self._peering.timeout_s if self._peering is not None else 0.0
         deadline = time.monotonic() + _READING * timeout_s
-        progress = LoadProgress(len(here) + len(away) + len(asked), self._blocks.page_tokens, deadline - timeout_s / 2)
+        progress = LoadProgress(
+            len(here) + len(away) + len(asked), self._blocks.paging.page_tokens, deadline - timeout_s / 2
+        )
         rows = self._rows_for(load.donors)
         # Held blocks may have been computed by the step before, which may also still write to the blocks to be filled:
         # with asynchronous scheduling, it may compute one more token of the request that has just left them.
@@ -199,10 +201,8 @@ class BackgroundLoads:
         """Memory for the pages of all donors, side by side."""
         if not donors:
             return {}
-        page_tokens = self._blocks.page_tokens
-        counts = [
-            len(pages_spanned(donor.source.prefix_tokens, donor.end - donor.start, page_tokens)) for donor in donors
-        ]
+        paging = self._blocks.paging
+        counts = [paging.page_count(donor.source.prefix_tokens, donor.end - donor.start) for donor in donors]
         staged = self._blocks.stage(sum(counts))
         return {
             donor.start: StagedRows(staged, range(end - count, end))

@@ -17,7 +17,7 @@ from generator.tiers.disk import DiskTier
 from generator.tiers.disk_folder import boot_id
 from generator.tiers.object_requests import open_store
 from generator.tiers.object_store import ObjectStoreTier
-from protocol.kv import KvMemory, KvNode, pages_spanned
+from protocol.kv import KvMemory, KvNode, Paging
 from protocol.tiers import Tier
 
 log = structlog.get_logger(__name__)
@@ -30,27 +30,27 @@ _FILE_BYTES = 16 << 10
 
 def open_tiers(places: KvPlaces, fingerprint: str, blocks: PagedBlocks) -> dict[Tier, KvTier]:
     """The tiers below the GPU of a worker with these blocks. Raises ConfigError if one cannot be opened."""
-    page_tokens, page_bytes = blocks.page_tokens, blocks.page_bytes
+    paging, page_bytes = blocks.paging, blocks.page_bytes
     host_pages = places.host_bytes // page_bytes
     host: KvTier = NullTier(Tier.HOST)
     if host_pages:
-        host = HostArena(places.host_file, fingerprint, page_tokens, page_bytes, host_pages, blocks.pin)
-    return {Tier.HOST: host, Tier.DISK: _open_disk(places, fingerprint, page_tokens, page_bytes)}
+        host = HostArena(places.host_file, fingerprint, paging, page_bytes, host_pages, blocks.pin)
+    return {Tier.HOST: host, Tier.DISK: _open_disk(places, fingerprint, paging, page_bytes)}
 
 
-def _open_disk(places: KvPlaces, fingerprint: str, page_tokens: int, page_bytes: int) -> KvTier:
+def _open_disk(places: KvPlaces, fingerprint: str, paging: Paging, page_bytes: int) -> KvTier:
     if places.disk_bytes < page_bytes:
         return NullTier(Tier.DISK)
     if places.object_store is not None:
         store = open_store(places.object_store)
-        tier = ObjectStoreTier(store, fingerprint, page_tokens, page_bytes, places.disk_bytes)
+        tier = ObjectStoreTier(store, fingerprint, paging, page_bytes, places.disk_bytes)
         if tier.identity:
             return tier
         # Nobody would know that it is the store of others, and they would lose what is in it.
         log.warning("the object store is not used until the next start", store=places.object_store.url)
         return NullTier(Tier.DISK)
     if places.disk_dir is not None:
-        return DiskTier(places.disk_dir, fingerprint, page_tokens, page_bytes, places.disk_bytes, places.file_cache)
+        return DiskTier(places.disk_dir, fingerprint, paging, page_bytes, places.disk_bytes, places.file_cache)
     return NullTier(Tier.DISK)
 
 
@@ -80,7 +80,7 @@ def measure_memory(
     return KvMemory(
         fingerprint=fingerprint,
         boot=uuid4().hex,
-        page_tokens=blocks.page_tokens,
+        page_tokens=blocks.paging.page_tokens,
         page_bytes=size,
         gpu_pages=gpu_pages,
         host_pages=host,
@@ -91,6 +91,7 @@ def measure_memory(
         shared=_shared_tiers(places),
         disk=tiers[Tier.DISK].identity,
         layout=f"{attention} {blocks.shapes}",
+        groups=blocks.paging.groups,
     )
 
 
@@ -128,10 +129,11 @@ def _disk_rate(disk: KvTier, blocks: PagedBlocks, count: int) -> float | None:
         if _is_probe(stored.node):
             # Its process was killed. The controller would not find the file under the path that it names.
             disk.drop(stored.node.key, None)
-    probe = KvNode(f"probe-{uuid4().hex}", "", _PROBE_PATH, 0, count * blocks.page_tokens)
+    tokens = max(1, count // len(blocks.paging.groups)) * blocks.paging.page_tokens
+    probe = KvNode(f"probe-{uuid4().hex}", "", _PROBE_PATH, 0, tokens)
     rate, problem = None, "another instance has deleted the probe"
     try:
-        _write(disk, probe, count)
+        _write(disk, probe, blocks.paging.page_count(0, tokens))
         rate = _load_rate(disk, probe, blocks, count)
     except TierError as error:
         problem = str(error)
@@ -168,7 +170,7 @@ def _load_rate(disk: KvTier, node: KvNode, blocks: PagedBlocks, most_pages: int)
 
     Loads at most ``most_pages`` pages, into the blocks after the first.
     """
-    count = min(most_pages, len(pages_spanned(node.prefix_tokens, node.tokens, blocks.page_tokens)))
+    count = min(most_pages, blocks.paging.page_count(node.prefix_tokens, node.tokens))
     try:
         with disk.reading(node.key, None) as reader:
 

@@ -9,7 +9,7 @@ import structlog
 from generator.connector.blocks.paged_blocks import PagedBlocks
 from generator.connector.step_jobs import Purge, Transfer
 from generator.tiers.base import KvTier, TierContents, TierError, TierUnavailable
-from protocol.kv import KvNode, pages_spanned
+from protocol.kv import KvNode
 from protocol.tiers import Tier
 
 log = structlog.get_logger(__name__)
@@ -143,13 +143,16 @@ class TierJobs:
         return contents
 
     def _save(self, node: KvNode, blocks: Sequence[int], target: KvTier, transfer: Transfer) -> None:
-        page_tokens = self._blocks.page_tokens
-        end = node.prefix_tokens + node.tokens
-        first = node.prefix_tokens // page_tokens
+        paging, end = self._blocks.paging, node.prefix_tokens + node.tokens
+        pages = [
+            (group, page * paging.group_tokens(group), paging.group_tokens(group))
+            for group, span in enumerate(paging.spans(node.prefix_tokens, node.tokens))
+            for page in span
+        ]
         with target.writing(node, transfer.pages) as writer:
             try:
-                for index, block in enumerate(blocks):
-                    self._blocks.read(block, writer.page(index), min(page_tokens, end - (first + index) * page_tokens))
+                for index, (block, (group, begin, size)) in enumerate(zip(blocks, pages, strict=True)):
+                    self._blocks.read(block, writer.page(index), min(size, end - begin), group)
             finally:
                 # The tier publishes the pages on exit, or frees them after an error, so no byte may still be under way.
                 self._blocks.finish()
@@ -160,7 +163,7 @@ class TierJobs:
             target.writing(reader.node, transfer.pages) as writer,
         ):
             node = reader.node
-            for index in range(len(pages_spanned(node.prefix_tokens, node.tokens, self._blocks.page_tokens))):
+            for index in range(self._blocks.paging.page_count(node.prefix_tokens, node.tokens)):
                 writer.page(index)[:] = reader.page(index)
             # The pages in host memory may have been handed out again. The writer publishes on exit, so check before.
             reader.verify()

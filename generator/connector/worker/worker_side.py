@@ -51,6 +51,7 @@ class WorkerSide:
         self._results = JobResults(memory=memory)
         self._loaded: set[str] = set()
         self._failed: set[int] = set()
+        self._failed_requests: set[str] = set()
         # How many jobs have begun and not ended.
         self._running = 0
 
@@ -127,6 +128,17 @@ class WorkerSide:
             failed, self._failed = self._failed, set()
         return failed
 
+    def take_failed_of(self, loaded: set[str]) -> set[str]:
+        """Those of the requests in ``loaded`` that have to begin again, because blocks have failed.
+
+        Where groups attend to windows, vLLM cannot go on in front of the first block that failed: the window is not
+        there. So the whole load is of no use.
+        """
+        with self._changed:
+            failed = self._failed_requests & loaded
+            self._failed_requests -= failed
+        return failed
+
     def take_results(self) -> JobResults | None:
         """The other results since the last call, or None if there are none."""
         with self._changed:
@@ -168,9 +180,12 @@ class WorkerSide:
             self._results.loads[load.request_id] = result
             if load.composition is not None and self._compositions is not None:
                 self._compositions.loaded(load.request_id, failed)
-            else:
+                return
+            self._loaded.add(load.request_id)
+            if self._blocks.paging.keeps_all:
                 self._failed |= failed
-                self._loaded.add(load.request_id)
+            elif failed:
+                self._failed_requests.add(load.request_id)
 
     def _job(
         self, kind: str, key: str | int, work: Callable[[], object], failed: object, event: str, **facts: object

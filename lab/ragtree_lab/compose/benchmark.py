@@ -20,6 +20,7 @@ from examine.measuring.engines import generate
 from generator.engines.vllm_engine import VllmEngine
 from generator.settings import GeneratorSettings
 from protocol.generation import Sampling
+from protocol.kv import Paging
 from protocol.prompts import Segment
 
 _SPEED = "measuring the speed"
@@ -56,18 +57,18 @@ class SpeedBenchmark(ComposeBenchmark):
 
     async def measure(self, tasks: Mapping[str, Sequence[Task]], speed: SpeedProbe | None, enough: Enough) -> None:
         """Measure the speed, if it is wanted, and ask. Raises as ``run`` does."""
-        async with self.started() as (engine, page_tokens):
+        async with self.started() as (engine, paging):
             if speed is not None:
-                await self._measure_speed(engine, page_tokens, speed)
-            await self.ask(engine, page_tokens, tasks, enough)
+                await self._measure_speed(engine, paging, speed)
+            await self.ask(engine, paging, tasks, enough)
 
-    async def _measure_speed(self, engine: VllmEngine, page_tokens: int, speed: SpeedProbe) -> None:
+    async def _measure_speed(self, engine: VllmEngine, paging: Paging, speed: SpeedProbe) -> None:
         took: dict[Way, list[float]] = {way: [] for way in self._ways if way.method != FULL}
         for number, task in enumerate(speed.tasks):
             self._progress(_SPEED, number, len(speed.tasks))
             (system, *documents), neighbour, questions = self._laid_out(task)
             *documents, neighbour = (_cut(document, speed.document_tokens) for document in (*documents, neighbour))
-            plans = ComposedPlans((system, *documents), neighbour, page_tokens)
+            plans = ComposedPlans((system, *documents), neighbour, paging)
             await prepare(engine, plans, questions[0])
             for way, ratios in took.items():
                 full = await generate(engine, plans.computed(questions[0]), Sampling(1))

@@ -14,7 +14,7 @@ from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.knowledge_tree import FREQUENCY_WINDOW_S, KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from generator.settings import PeerSettings
-from protocol.kv import NO_PEERS, Peers
+from protocol.kv import NO_PEERS, Paging, Peers
 
 PAGE_TOKENS = 16
 TIMEOUT_S = PeerSettings().timeout_s
@@ -47,7 +47,7 @@ class Machines(msgspec.Struct, frozen=True):
         capacities = Capacities(*(shard.share(count) * PAGE_TOKENS for count in pages))
         tree = KnowledgeTree(
             create_policy(settings.policy, lookahead),
-            KvStorage(capacities, PAGE_TOKENS, location=_location(0)),
+            KvStorage(capacities, Paging(PAGE_TOKENS), location=_location(0)),
             (),
             TreeCosts(
                 device.prefill_seconds,

@@ -7,6 +7,7 @@ from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import PrefillResult, Sampling
+from protocol.kv import BY_TOKEN
 from protocol.plans import PrefillPlan
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
@@ -44,7 +45,7 @@ async def uncached(engine: VllmEngine, path: KvPath, question: str, max_tokens: 
 
 def uncached_plan(path: KvPath, question: str) -> PrefillPlan:
     """A full prefill under a new namespace, in which nothing is cached."""
-    return KvPath(path.segments, 1).plan(question, None, None)
+    return KvPath(path.segments, BY_TOKEN).plan(question, None, None)
 
 
 def check_documents_matter(pairs: Sequence[tuple[Answer, Answer]]) -> None:

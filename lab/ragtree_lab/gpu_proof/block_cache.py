@@ -16,7 +16,7 @@ from generator.connector.blocks.open_blocks import open_blocks
 from generator.connector.blocks.paged_blocks import EngineCache
 from generator.tiers.arena import HostArena
 from generator.tiers.base import Page
-from protocol.kv import KvNode, Pages
+from protocol.kv import KvNode, Pages, Paging
 from ragtree_lab.gpu_proof.groups import NEUTRAL
 from ragtree_lab.gpu_proof.process import Task
 
@@ -73,17 +73,19 @@ class BlockCache:
         self._memory = [torch.randn(size, device=device).to(torch.bfloat16) for _ in range(count)]
         self._layers = self._views(self._memory)
         writer = _Writer(KvShape(shape.tokens, shape.heads, shape.dim, shape.dim), packed)
-        cache = EngineCache(self._named(self._layers), shape.blocks, shape.tokens, lambda _: writer)
+        cache = EngineCache(self._named(self._layers), shape.blocks, Paging(shape.tokens), lambda _: writer)
         self.blocks = open_blocks(cache, neutral)
         # The same layout in the CPU's memory, to look at what the device holds.
         self._mirror = [torch.empty(size, dtype=torch.bfloat16) for _ in range(count)]
         mirrored = self._named(self._views(self._mirror))
         on_cpu = NeutralCpuBlocks if neutral else CpuBlocks
-        self._mirrored = on_cpu(EngineCache(mirrored, shape.blocks, shape.tokens, lambda _: writer))
+        self._mirrored = on_cpu(EngineCache(mirrored, shape.blocks, Paging(shape.tokens), lambda _: writer))
         pages = 2 * shape.blocks
         folder = task.host_folder(pages * self.blocks.page_bytes)
         self._file = Path(tempfile.mkdtemp(prefix="ragtree-proof-", dir=folder)) / "arena"
-        self.arena = HostArena(self._file, "proof", shape.tokens, self.blocks.page_bytes, pages, self.blocks.pin)
+        self.arena = HostArena(
+            self._file, "proof", Paging(shape.tokens), self.blocks.page_bytes, pages, self.blocks.pin
+        )
 
     def close(self) -> None:
         """Free the arena."""

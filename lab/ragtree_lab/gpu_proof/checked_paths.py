@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from examine.measuring.kv_paths import KvPath, random_segment
-from protocol.kv import LostCopy, Orders
+from protocol.kv import LostCopy, Orders, Paging
 from protocol.plans import PrefillPlan
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
@@ -30,7 +30,7 @@ def checked_path(name: str, page_tokens: int, documents: tuple[int, ...] = (520,
     """A system prompt and documents of so many tokens. With the default, none ends with a block."""
     segments = [random_segment("system", 27, SegmentKind.SYSTEM)]
     segments += [random_segment(f"{name} {number}", tokens) for number, tokens in enumerate(documents)]
-    return KvPath(segments, page_tokens, first_page=first_page)
+    return KvPath(segments, Paging(page_tokens), first_page=first_page)
 
 
 async def put(engine: AskedEngine, path: KvPath, tier: Tier) -> None:

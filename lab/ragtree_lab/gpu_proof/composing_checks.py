@@ -8,7 +8,7 @@ from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import random_segment
 from generator.engines.vllm_engine import VllmEngine
 from protocol.generation import Sampling
-from protocol.kv import Orders
+from protocol.kv import Orders, Paging
 from protocol.plans import PrefillPlan
 from protocol.prompts import Segment, SegmentKind
 from ragtree_lab.gpu_proof.answers import TOLERANCE, Answer, answer_of, begins_alike, check_documents_matter, compare
@@ -121,7 +121,7 @@ class ComposingChecks:
         system = random_segment("system", _SYSTEM_TOKENS, SegmentKind.SYSTEM)
         neighbour = random_segment(f"{name} neighbour", _NEIGHBOUR_TOKENS)
         question = random_segment(f"{name}?", _QUESTION_TOKENS, SegmentKind.QUESTION)
-        return ComposedPlans((system, *documents), neighbour, self._engine.page_tokens), question
+        return ComposedPlans((system, *documents), neighbour, Paging(self._engine.page_tokens)), question
 
     async def _composed(self, plans: ComposedPlans, question: Segment, way: Way) -> Answer:
         """The answer to a prompt that is composed. Raises ValueError if it was not, or not as it should be."""

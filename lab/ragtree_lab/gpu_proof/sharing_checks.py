@@ -6,7 +6,7 @@ import time
 from examine.composing.benchmark import ComposedPlans
 from examine.composing.rows import Way
 from examine.measuring.kv_paths import KvPath, random_segment
-from protocol.kv import Orders
+from protocol.kv import Orders, Paging
 from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
 from ragtree_lab.gpu_proof.answers import TOLERANCE, check_documents_matter, compare, uncached_plan
@@ -95,7 +95,7 @@ class SharingChecks:
         for name, engine in self._engines.items():
             took = []
             for number in range(_PREFILLS + 1):
-                path = KvPath([random_segment(f"{name} speed {number}", _PREFILL_TOKENS)], self._page_tokens)
+                path = KvPath([random_segment(f"{name} speed {number}", _PREFILL_TOKENS)], Paging(self._page_tokens))
                 plan = path.plan("?", None, Tier.HOST)
                 began = time.perf_counter()
                 await engine.ask(plan)
@@ -108,7 +108,7 @@ class SharingChecks:
     def _donated(self, name: str) -> ComposedPlans:
         documents = [random_segment(f"{name} {number}", tokens) for number, tokens in enumerate(_DONATED)]
         system = random_segment("system", _SYSTEM_TOKENS, SegmentKind.SYSTEM)
-        return ComposedPlans((system, *documents), random_segment(f"{name} neighbour", 45), self._page_tokens)
+        return ComposedPlans((system, *documents), random_segment(f"{name} neighbour", 45), Paging(self._page_tokens))
 
     async def _clear(self) -> None:
         for engine in self._engines.values():

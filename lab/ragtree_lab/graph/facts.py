@@ -6,6 +6,7 @@ from typing import NamedTuple
 from examine.gate.examination import FactPlans
 from generator.prompts.dependency_trees import Encode, parts_of
 from protocol.graph import Path
+from protocol.kv import Paging
 from protocol.prompts import Prompt
 
 
@@ -30,8 +31,8 @@ class Facts(NamedTuple):
 class FactsPrompt(FactPlans):
     """The prompt of ``facts``, whose paths take ``context_tokens`` in full and ``tree_tokens`` as trees."""
 
-    def __init__(self, facts: Facts, prompt: Prompt, namespace: str, page_tokens: int) -> None:
-        super().__init__(prompt, namespace, page_tokens)
+    def __init__(self, facts: Facts, prompt: Prompt, namespace: str, paging: Paging) -> None:
+        super().__init__(prompt, namespace, paging)
         self.facts = facts
         self.context_tokens = len(prompt.segments[1].token_ids)
         self.tree_tokens = self.trees.end - self.trees.start

@@ -89,7 +89,7 @@ class FirstTokenRounds:
         for number in range(-1, self._rounds):
             progress("measuring first tokens", done + max(number, 0), total)
             segments = round_segments(number, 1, length, memory.page_tokens)
-            path = KvPath(segments, memory.page_tokens)
+            path = KvPath(segments, memory.paging)
             size = path.page_count * memory.page_bytes
             came = await _round(pair, path, number)
             copied = tcp.rate(size)

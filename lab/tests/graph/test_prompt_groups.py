@@ -5,6 +5,7 @@ from facts_by_hand import facts, words
 
 from generator.prompts.dependency_trees import dependency_trees, parts_of
 from protocol.errors import ConfigError
+from protocol.kv import Paging
 from protocol.prompts import Prompt, Segment, SegmentKind
 from ragtree_lab.graph.attention.prompt_groups import MOST_TIMED, PromptGroup, PromptGroups, least_questions
 from ragtree_lab.graph.attention.slo_throughput import Ladder, SloThroughput
@@ -36,7 +37,7 @@ def questions(count: int, paths: int = 2):
 
 
 def groups(sets, sizes, arriving=SLO.taken) -> list[PromptGroup]:
-    return PromptGroups(WordLayout(), 16, arriving).over(sets, sizes)
+    return PromptGroups(WordLayout(), Paging(16), arriving).over(sets, sizes)
 
 
 def test_each_prompt_is_for_one_thing():

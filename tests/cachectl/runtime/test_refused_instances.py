@@ -7,6 +7,8 @@ from controller_under_test import ask
 from fake_fleet import Engine, Fleet
 from structlog.testing import capture_logs
 
+from protocol.kv import PageGroup
+
 
 async def test_an_instance_of_another_model_is_refused_and_logged_once(start):
     fleet = Fleet(a=Engine())
@@ -61,6 +63,11 @@ async def test_refused_instances_are_in_the_statistics_until_they_are_gone(start
     ("others", "own", "said"),
     [
         ({}, {"page_tokens": 16}, "its blocks have 16 tokens, and those of the others 1; .*block_size"),
+        (
+            {},
+            {"groups": (PageGroup(), PageGroup(64))},
+            "in 2 groups, .* in 1; .*hybrid_kv_cache_manager",
+        ),
         ({"layout": "X bfloat16"}, {"layout": "X float32", "page_bytes": 2}, "2 bytes of X float32, .*generator.dtype"),
         ({"layout": "FLASH"}, {"layout": "CPU"}, "is CPU on .* and that of the others FLASH .*page_layout neutral"),
         ({}, {}, "other files of the model"),

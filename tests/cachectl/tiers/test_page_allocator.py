@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cachectl.nodes.node import Node
 from cachectl.tiers.page_allocator import PageAllocator
 from protocol.errors import ConfigError
-from protocol.kv import Pages
+from protocol.kv import Pages, Paging
 
 PAGE = 16
 
@@ -199,7 +199,7 @@ TestPageAllocator.settings = settings(max_examples=examples(100), deadline=None)
     [(0, 1, 16), (0, 16, 16), (0, 17, 32), (16, 16, 16), (8, 8, 16), (8, 9, 32), (15, 2, 32), (15, 18, 48)],
 )
 def test_a_node_counts_every_page_that_holds_part_of_it(prefix, tokens, room):
-    root = Node(b"", "root", 0, None, PAGE)
-    above = Node(b"", "above", prefix, root, PAGE)
-    assert Node(b"", "a", tokens, above, PAGE).room == room
+    root = Node(b"", "root", 0, None, Paging(PAGE))
+    above = Node(b"", "above", prefix, root, Paging(PAGE))
+    assert Node(b"", "a", tokens, above, Paging(PAGE)).room == room
     assert Node(b"", "a", tokens, above).room == tokens

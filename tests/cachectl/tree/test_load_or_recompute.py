@@ -10,6 +10,7 @@ from cachectl.policies.lookahead import Lookahead
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute, TreeCosts
+from protocol.kv import Paging
 from protocol.tiers import Tier
 
 GPU, HOST, DISK = Tier
@@ -28,7 +29,7 @@ NO_LINKS = PeerLinks()
 
 
 def copies(*tiers: Tier, tokens: int = 10, page_tokens: int = 1) -> list[Copy]:
-    return [Copy(Node(b"", "document", tokens, None, page_tokens), CACHES[tier], held=True) for tier in tiers]
+    return [Copy(Node(b"", "document", tokens, None, Paging(page_tokens)), CACHES[tier], held=True) for tier in tiers]
 
 
 def a_second_a_token(cached: int, new: int) -> float:

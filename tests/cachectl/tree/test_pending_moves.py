@@ -26,7 +26,7 @@ from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.restore import restore
 from protocol.errors import ConfigError
-from protocol.kv import HeldNode, Pages, ResidencyReport
+from protocol.kv import HeldNode, Pages, Paging, ResidencyReport
 
 PAGE = 2
 
@@ -38,7 +38,7 @@ def test_host_memory_needs_as_many_pages_as_its_budget():
     with pytest.raises(ConfigError, match="pages for 6 tokens, not for 8"):
         KnowledgeTree(
             create_policy("LRU", Lookahead()),
-            KvStorage(Capacities(0, 8), 2),
+            KvStorage(Capacities(0, 8), Paging(2)),
             [],
             TreeCosts(lambda c, n: 1.0),
             arena=PageAllocator(3, 2),

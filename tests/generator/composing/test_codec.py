@@ -13,6 +13,7 @@ from generator.composing.attention_layers import LayerCodec
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
 from generator.connector.blocks.paged_blocks import EngineCache
+from protocol.kv import Paging
 
 CPU = torch.device("cpu")
 
@@ -28,7 +29,7 @@ def along_axes(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_was_written_is_read(layout, dtype):
     caches = caches_in(layout, dtype)
-    blocks = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
+    blocks = CpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of))
     written = {}
     for number, (name, cache) in enumerate(caches.items()):
         keys = (

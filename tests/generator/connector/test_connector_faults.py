@@ -30,7 +30,7 @@ from generator.engines.vllm_engine import VllmEngine
 from generator.tiers.node_file import read_header
 from generator.tiers.node_format import NodeFormat
 from protocol.generation import Sampling
-from protocol.kv import LostCopy, Orders
+from protocol.kv import LostCopy, Orders, Paging
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -51,8 +51,8 @@ def as_of_another_model(file: Path, fingerprint: str) -> bytes:
     """The same file with valid checksums, but with another model's fingerprint."""
     page_bytes = load_file(file)["kv"].shape[1]
     with file.open("rb") as opened:
-        header = read_header(opened.fileno(), NodeFormat(fingerprint, PAGE_TOKENS, page_bytes))
-    other = NodeFormat(fingerprint[::-1], PAGE_TOKENS, page_bytes)
+        header = read_header(opened.fileno(), NodeFormat(fingerprint, Paging(PAGE_TOKENS), page_bytes))
+    other = NodeFormat(fingerprint[::-1], Paging(PAGE_TOKENS), page_bytes)
     return other.encode(header.node, header.checksums) + file.read_bytes()[header.data_at :]
 
 

@@ -24,16 +24,21 @@ from vllm.v1.kv_cache_interface import (
     RSWASpec,
     SinkFullAttentionSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
+from generator.connector import supported
 from generator.connector.refusal import UnsupportedByConnector, name_refusal_file, read_refusal, refusal_passed_on
-from generator.connector.supported import check, check_config, check_kv_cache
+from generator.connector.supported import check, check_config, check_kv_cache, paging_of
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
+from protocol.kv import PageGroup, Paging
 
 HEADS = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
 FULL = FullAttentionSpec(**HEADS)
 WINDOW = SlidingWindowSpec(**HEADS, sliding_window=64)
+CHUNKS = ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64)
+STATE = MambaSpec(block_size=32, shapes=((4,),), dtypes=(torch.float32,))
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
@@ -68,6 +73,10 @@ class TestOptions:
             {"distributed_executor_backend": "mp"},
             {"distributed_executor_backend": "mp", "tensor_parallel_size": 2},
             {"disable_hybrid_kv_cache_manager": True},
+            {"disable_hybrid_kv_cache_manager": False},
+            {"model": "mistral"},
+            {"hf_overrides": {"num_kv_shared_layers": 1}},
+            {"hf_overrides": {"attention_chunk_size": 8192}, "max_num_batched_tokens": 1024},
             {"model": "gemma4"},
             {"model": "gpt-oss"},
             {"model": "long", "disable_sliding_window": True},
@@ -88,7 +97,6 @@ class TestOptions:
             ),
             ({"data_parallel_size": 2}, "vLLM's data_parallel_size=2: set it to 1 and start one instance for each"),
             ({"scheduler_cls": "a.Scheduler"}, "vLLM's scheduler_cls=a.Scheduler: leave it out"),
-            ({"disable_hybrid_kv_cache_manager": False}, "vLLM's disable_hybrid_kv_cache_manager=False: leave it out"),
             ({"speculative_config": NGRAM}, "vLLM's speculative_config: leave it out"),
             ({"weight_transfer_config": {"backend": "nccl"}}, "vLLM's weight_transfer_config: leave it out"),
             ({"runner": "pooling"}, "vLLM's runner_type=pooling: set runner to generate"),
@@ -97,11 +105,6 @@ class TestOptions:
             (
                 {"kv_transfer_config": {"kv_load_failure_policy": "fail"}},
                 "vLLM's kv_load_failure_policy=fail: set it to recompute",
-            ),
-            (
-                {"model": "mistral"},
-                "models whose layers all have a sliding window (here 64 tokens): "
-                "set disable_sliding_window to true and max_model_len to at most 64",
             ),
         ],
         ids=str,
@@ -138,8 +141,6 @@ class TestModels:
         ("overrides", "words"),
         [
             ({"is_encoder_decoder": True}, "models with an encoder and a decoder: run them without it"),
-            ({"attention_chunk_size": 8192}, "models with chunked local attention: run them without it"),
-            ({"num_kv_shared_layers": 1}, "models with layers that share other layers' KV: run them without it"),
         ],
         ids=str,
     )
@@ -177,26 +178,51 @@ class TestLayers:
     """What vLLM keeps for each layer, by its own grouping of layers."""
 
     @pytest.mark.parametrize(
-        "layers",
+        ("layers", "groups"),
         [
-            [FULL, FULL],
-            [replace(FULL, dtype=torch.bfloat16)],
-            [FULL, WINDOW, WINDOW],
-            [replace(FULL, head_size=64, head_size_v=64), WINDOW],
-            [replace(FULL, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)],
-            [MLAAttentionSpec(**HEADS)],
+            ([FULL, FULL], [PageGroup()]),
+            ([replace(FULL, dtype=torch.bfloat16)], [PageGroup()]),
+            ([FULL, WINDOW, WINDOW], [PageGroup(), PageGroup(64), PageGroup(64)]),
+            ([replace(FULL, head_size=64, head_size_v=64), WINDOW], [PageGroup(), PageGroup(64, 2)]),
+            ([WINDOW, WINDOW], [PageGroup(64)]),
+            ([FULL, CHUNKS], [PageGroup(), PageGroup(64, chunks=True)]),
+            ([replace(FULL, attention_chunk_size=64)], [PageGroup()]),
+            ([replace(FULL, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)], [PageGroup()]),
+            ([MLAAttentionSpec(**HEADS)], [PageGroup()]),
         ],
-        ids=["full", "bfloat16", "with a window", "with a window and other heads", "fp8", "latent"],
+        ids=[
+            "full",
+            "bfloat16",
+            "with windows",
+            "larger heads",
+            "windows only",
+            "chunks",
+            "all tokens of chunks",
+            "fp8",
+            "latent",
+        ],
     )
-    def test_supported(self, configured, layers):
+    def test_supported(self, configured, layers, groups):
         config = configured()
-        groups = get_kv_cache_groups(config, {f"layer {number}": spec for number, spec in enumerate(layers)})
-        check_kv_cache(KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups))
+        config.cache_config.kv_cache_layout = "LBHNC"
+        made = get_kv_cache_groups(config, {f"layer {number}": spec for number, spec in enumerate(layers)})
+        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=made)
+        check_kv_cache(cache)
+        assert paging_of(cache) == Paging(32, tuple(groups))
 
-    def test_windows_only_are_refused(self, configured):
-        groups = get_kv_cache_groups(configured(), {"layer 0": WINDOW, "layer 1": WINDOW})
-        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
-        assert "models whose layers all have a sliding window (here 64 tokens)" in refusal(check_kv_cache, cache)
+    def test_windows_are_refused_where_vllm_cannot_fail_a_whole_load(self, monkeypatch):
+        """As in vLLM 0.26."""
+        monkeypatch.setattr(supported, "SERVES_GROUPS", False)
+        assert "models whose layers all have a sliding window (here 64 tokens)" in refusal(
+            check_kv_cache, kv_cache(WINDOW)
+        )
+        assert "models whose layers keep different kinds of KV" in refusal(check_kv_cache, kv_cache(FULL, WINDOW))
+
+    def test_windows_of_several_sizes_in_one_group_are_refused(self):
+        specs = {"layer 0": WINDOW, "layer 1": replace(WINDOW, sliding_window=32)}
+        group = KVCacheGroupSpec(list(specs), UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs))
+        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[group])
+        assert "layers of different windows in one group" in refusal(check_kv_cache, cache)
 
     def test_layers_with_different_dtypes_are_refused(self, configured):
         layers = {"layer 0": FULL, "layer 1": replace(FULL, dtype=torch.bfloat16)}
@@ -204,9 +230,8 @@ class TestLayers:
         cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[group])
         assert "layers with KV in different dtypes" in refusal(check_kv_cache, cache)
 
-    @pytest.mark.parametrize("groups", [(), (FULL, WINDOW)], ids=["no group", "two groups"])
-    def test_other_than_one_group_is_refused(self, groups):
-        assert "models whose layers keep different kinds of KV" in refusal(check_kv_cache, kv_cache(*groups))
+    def test_no_group_is_refused(self):
+        assert "models whose layers keep different kinds of KV" in refusal(check_kv_cache, kv_cache())
 
     @pytest.mark.parametrize(
         ("spec", "words"),
@@ -217,9 +242,8 @@ class TestLayers:
             (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
             (CrossAttentionSpec(**HEADS), "CrossAttentionSpec"),
             (EncoderOnlyAttentionSpec(**HEADS), "EncoderOnlyAttentionSpec"),
-            (ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64), "ChunkedLocalAttentionSpec"),
-            (MambaSpec(block_size=32, shapes=((4,),), dtypes=(torch.float32,)), "MambaSpec"),
-            (replace(FULL, attention_chunk_size=64), "models with chunked local attention"),
+            (STATE, "MambaSpec"),
+            (replace(WINDOW, extra_retained_tokens=4), "models with tokens kept beyond a sliding window"),
             (replace(FULL, non_causal=True), "models with non-causal attention"),
             (replace(FULL, tokens_per_state=4), "models with KV states of several tokens"),
             (
@@ -240,7 +264,7 @@ class TestSentence:
         name_refusal_file(config, tmp_path / "refusal")
         check(config, kv_cache(FULL))
         assert read_refusal(tmp_path / "refusal") is None
-        sentence = refusal(check, config, kv_cache(WINDOW))
+        sentence = refusal(check, config, kv_cache(STATE))
         left = read_refusal(tmp_path / "refusal")
         assert (type(left), str(left)) == (UnsupportedByConnector, sentence)
 
@@ -253,7 +277,7 @@ class TestSentence:
         assert (type(left), str(left)) == (ConfigError, "the disk is full:\ntwo lines")
 
     def test_without_a_file_the_sentence_is_the_error_only(self, configured):
-        assert "sliding window" in refusal(check, configured(), kv_cache(WINDOW))
+        assert "MambaSpec" in refusal(check, configured(), kv_cache(STATE))
 
     @pytest.mark.parametrize(
         ("given", "words"),

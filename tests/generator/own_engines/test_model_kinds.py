@@ -1,4 +1,8 @@
-"""Models with windows and full attention are served from all tiers, and others without the connector, if they may."""
+"""Models of several kinds of KV are served from all tiers, and others without the connector, if they may."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,29 +13,45 @@ from tiny_models import (
     continuation,
     deepseek,
     gemma4,
+    gemma4_shared,
     gpt_oss,
     hidden_window,
     lfm2,
     llama,
-    make_config_folder,
+    llama4,
     make_tiny_model,
     mistral,
     qwen3_next,
 )
 
-from examine.measuring.engines import generate
+from examine.measuring.engines import Generation, generate
+from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
+from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError
 from protocol.generation import Sampling
+from protocol.kv import Paging
+from protocol.tiers import Tier
 
 pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm]
 
 TOKENS = 8
+NEEDS_AVX512 = pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's kernels need AVX-512")
 
 
-@pytest.mark.parametrize(("kind", "prefix_caching"), [(gemma4, True), (gpt_oss, False)])
-async def test_sliding_windows_beside_full_attention_are_exact_from_every_tier(tmp_path, kind, prefix_caching):
-    """Compared with transformers, over a prompt of five windows. vLLM's own cache, on or off, makes no difference."""
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        pytest.param(gemma4, {}, id="gemma4"),
+        pytest.param(gemma4_shared, {}, id="gemma4, KV shared by layers"),
+        pytest.param(llama4, {}, id="llama4, chunks"),
+        pytest.param(gpt_oss, {}, id="gpt-oss"),
+        pytest.param(gpt_oss, {"enable_prefix_caching": False}, id="gpt-oss, no cache of the engine's own"),
+        pytest.param(gpt_oss, {"disable_hybrid_kv_cache_manager": True}, id="gpt-oss, all tokens kept"),
+    ],
+)
+async def test_sliding_windows_beside_full_attention_are_exact_from_every_tier(tmp_path, kind, given):
+    """Compared with transformers, over a prompt of five windows."""
     folder = make_tiny_model(tmp_path / "model", kind())
     path = kv_path((SYSTEM, FIRST, SECOND))
     other = kv_path((SYSTEM, segment("another", len(FIRST.token_ids)), SECOND))
@@ -42,27 +62,69 @@ async def test_sliding_windows_beside_full_attention_are_exact_from_every_tier(t
     # The answer depends on the document outside of the window.
     assert expected.token_ids != others.token_ids
     settings = small_engine(tmp_path)
-    settings.engine_args["enable_prefix_caching"] = prefix_caching
+    settings.engine_args |= given
+    async with started(settings, folder) as engine:
+        memory = (await engine.info()).kv
+        assert memory.paging.has_windows == ("disable_hybrid_kv_cache_manager" not in given)
+        for tier in (None, GPU, HOST, DISK):
+            for answer in await from_tier(engine, path, tier, memory.paging):
+                assert tuple(token.token_id for token in answer.logprobs) == expected.token_ids
+                assert [token.logprob for token in answer.logprobs] == pytest.approx(expected.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", [mistral, hidden_window])
+async def test_sliding_windows_alone_are_exact_from_every_tier(tmp_path, kind):
+    """Compared with what the engine computes: transformers has other windows."""
+    folder = make_tiny_model(tmp_path / "model", kind())
+    path = kv_path((SYSTEM, FIRST, SECOND))
+    async with started(small_engine(tmp_path), folder) as engine:
+        paging = (await engine.info()).kv.paging
+        assert [group.window for group in paging.groups] == [WINDOW]
+        (expected,) = await from_tier(engine, path, None, paging)
+        (other,) = await from_tier(engine, kv_path((SYSTEM, FIRST, segment("another", 200))), None, paging)
+        assert [token.logprob for token in other.logprobs] != [token.logprob for token in expected.logprobs]
+        for tier in (GPU, HOST, DISK):
+            for answer in await from_tier(engine, path, tier, paging):
+                assert [token.token_id for token in answer.logprobs] == [token.token_id for token in expected.logprobs]
+                logprobs = [token.logprob for token in expected.logprobs]
+                assert [token.logprob for token in answer.logprobs] == pytest.approx(logprobs, abs=1e-3)
+
+
+@asynccontextmanager
+async def started(settings: GeneratorSettings, folder: Path) -> AsyncIterator[VllmEngine]:
     engine = VllmEngine(settings, folder)
     await engine.start()
     try:
-        for tier in (None, GPU, HOST, DISK):
-            stored = kv_path(path.segments)
-            if tier is not None:
-                await put(engine, stored, tier)
-            answer = await generate(engine, stored.plan("why?", tier, None), Sampling(TOKENS, logprobs=True))
-            assert answer.prefill.loaded == ({} if tier is None else {tier: path.tokens})
-            assert tuple(token.token_id for token in answer.logprobs) == expected.token_ids
-            assert [token.logprob for token in answer.logprobs] == pytest.approx(expected.logprobs, abs=1e-3)
+        yield engine
     finally:
         await engine.close()
+
+
+async def from_tier(engine: VllmEngine, path: KvPath, tier: Tier | None, paging: Paging) -> list[Generation]:
+    """The answers to a question behind a path that a tier has: read from there, and then from the GPU."""
+    stored = KvPath(path.segments, paging)
+    sampling = Sampling(TOKENS, logprobs=True)
+    if tier is not None:
+        await put(engine, stored, tier)
+    answers = [await generate(engine, stored.plan("why?", tier, None if tier is None else GPU), sampling)]
+    assert answers[0].prefill.loaded == ({} if tier is None else {tier: path.tokens})
+    if tier is not None:
+        answers.append(await generate(engine, stored.plan("why?", GPU, None), sampling))
+        # The engine finds the first block of the question, too.
+        assert answers[1].prefill.loaded.keys() == {GPU}
+    return answers
 
 
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
-        pytest.param(llama, {"engine_args": {"kv_cache_dtype": "fp8"}}, id="fp8"),
-        pytest.param(llama, {"engine_args": {"kv_cache_dtype": "fp8_e5m2"}}, id="fp8 with five bits of exponent"),
+        pytest.param(llama, {"engine_args": {"kv_cache_dtype": "fp8"}}, id="fp8", marks=NEEDS_AVX512),
+        pytest.param(
+            llama,
+            {"engine_args": {"kv_cache_dtype": "fp8_e5m2"}},
+            id="fp8 with five bits of exponent",
+            marks=NEEDS_AVX512,
+        ),
         pytest.param(
             deepseek,
             {"dtype": "bfloat16"},
@@ -105,27 +167,16 @@ async def test_kv_of_other_numbers_is_as_good_from_every_tier_as_computed(tmp_pa
         await engine.close()
 
 
-async def test_sliding_windows_only_are_refused_before_the_weights_are_loaded(tmp_path):
-    """vLLM frees blocks outside of the window and uses them again, so a saved document could be another's KV."""
-    folder = make_config_folder(tmp_path / "model", mistral())
-    with pytest.raises(ConfigError) as refused:
-        await VllmEngine(small_engine(tmp_path), folder).start()
-    assert str(refused.value) == (
-        "RAGTree's connector does not support models whose layers all have a sliding window (here 64 tokens): "
-        "set disable_sliding_window to true and max_model_len to at most 64"
-    )
-
-
-async def test_what_only_the_loaded_model_shows_is_refused_in_the_same_words(tmp_path):
+async def test_what_only_the_loaded_model_shows_is_refused_in_the_connectors_words(tmp_path):
     """The connector refuses in the engine's process, from which vLLM passes no reason on."""
-    folder = make_tiny_model(tmp_path / "model", hidden_window())
-    with pytest.raises(
-        ConfigError, match=r"^RAGTree's connector does not support models whose layers all have a sliding"
-    ):
-        await VllmEngine(small_engine(tmp_path), folder).start()
+    folder = make_tiny_model(tmp_path / "model", gpt_oss())
+    settings = small_engine(tmp_path)
+    settings.kv.page_layout = "neutral"
+    with pytest.raises(ConfigError, match=r"^pages of a model whose layers keep different kinds of KV have no neutral"):
+        await VllmEngine(settings, folder).start()
 
 
-@pytest.mark.parametrize("kind", [mistral, hidden_window, qwen3_next, lfm2])
+@pytest.mark.parametrize("kind", [qwen3_next, lfm2])
 async def test_any_other_model_is_served_without_the_connector(tmp_path, kind):
     """If KV need not be kept. Found out before the weights are loaded, or from the loaded model."""
     folder = make_tiny_model(tmp_path / "model", kind())
@@ -142,6 +193,7 @@ async def test_any_other_model_is_served_without_the_connector(tmp_path, kind):
             for name in ("why?", "again?")
         ]
         assert first.tokens == again.tokens == TOKENS
-        assert again.prefill.loaded == {}
+        # What the engine's own cache finds is not the connector's.
+        assert again.prefill.loaded.keys() <= {GPU}
     finally:
         await engine.close()

@@ -12,6 +12,7 @@ from peer_nodes import ARENA_PAGES, FINGERPRINT, KEY, PAGE_BYTES, PAGE_TOKENS, I
 from generator.peers.page_client import PeerPages
 from generator.peers.page_server import PageServer
 from generator.tiers.disk import DiskTier
+from protocol.kv import Paging
 from protocol.tiers import Tier
 
 
@@ -24,7 +25,7 @@ def closing() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def arena(tmp_path: Path, closing: ExitStack) -> InterruptedArena:
-    arena = InterruptedArena(tmp_path / "kv.arena", FINGERPRINT, PAGE_TOKENS, PAGE_BYTES, ARENA_PAGES)
+    arena = InterruptedArena(tmp_path / "kv.arena", FINGERPRINT, Paging(PAGE_TOKENS), PAGE_BYTES, ARENA_PAGES)
     closing.callback(arena.close)
     return arena
 

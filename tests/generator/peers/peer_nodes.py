@@ -10,7 +10,7 @@ from generator.peers.wire import PageFormat
 from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier, Page, PageReader
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvNode, Pages
+from protocol.kv import KvNode, Pages, Paging
 
 KEY = "the key of these tests"
 FINGERPRINT = "weights-of-these-tests"
@@ -22,11 +22,11 @@ FORMAT = PageFormat(FINGERPRINT, PAGE_BYTES, 0)
 
 
 def open_arena(folder: Path, page_bytes: int = PAGE_BYTES, page_count: int = ARENA_PAGES) -> HostArena:
-    return HostArena(folder / "kv.arena", FINGERPRINT, PAGE_TOKENS, page_bytes, page_count)
+    return HostArena(folder / "kv.arena", FINGERPRINT, Paging(PAGE_TOKENS), page_bytes, page_count)
 
 
 def open_disk(folder: Path) -> DiskTier:
-    return DiskTier(folder / "disk", FINGERPRINT, PAGE_TOKENS, PAGE_BYTES, 10**7)
+    return DiskTier(folder / "disk", FINGERPRINT, Paging(PAGE_TOKENS), PAGE_BYTES, 10**7)
 
 
 def make_node(number: int, pages: int = 3) -> KvNode:

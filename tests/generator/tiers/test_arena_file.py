@@ -18,6 +18,7 @@ from tiers_under_test import ROOT, open_arena
 from generator.tiers.arena import HostArena
 from generator.tiers.arena_file import ArenaFile, Geometry
 from protocol.errors import ConfigError
+from protocol.kv import Paging
 
 NODE = make_node(0)
 SHARED_MEMORY = Path("/dev/shm")
@@ -107,7 +108,7 @@ def test_too_little_memory_is_an_error_at_the_start():
     pages = 2 * whole.f_blocks * whole.f_frsize // 4096
     name = f"ragtree-test-{os.getpid()}.arena"
     with pytest.raises(ConfigError, match="--shm-size") as refused:
-        HostArena(SHARED_MEMORY / name, FINGERPRINT, PAGE_TOKENS, 4096, pages)
+        HostArena(SHARED_MEMORY / name, FINGERPRINT, Paging(PAGE_TOKENS), 4096, pages)
     assert refused.value.param == "generator.kv.host_gib"
     assert not list(SHARED_MEMORY.glob(f"{name}*"))
 

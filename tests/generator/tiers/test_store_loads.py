@@ -19,7 +19,7 @@ from generator.settings import KvSettings, ObjectStoreSettings
 from generator.tiers.base import NullTier
 from generator.tiers.disk import DiskTier
 from generator.tiers.object_store import ObjectStoreTier
-from protocol.kv import LostCopy
+from protocol.kv import LostCopy, Paging
 from protocol.plans import Donor, PlannedNode
 from protocol.tiers import Tier
 
@@ -30,7 +30,7 @@ PATIENCE_S = 20
 class EngineBlocks(MemoryBlocks):
     """Plain memory with the further methods that loads use of an engine's blocks."""
 
-    page_tokens = PAGE_TOKENS
+    paging = Paging(PAGE_TOKENS)
     page_bytes = PAGE_BYTES
 
     def __init__(self, count: int) -> None:

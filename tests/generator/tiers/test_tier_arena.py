@@ -21,7 +21,7 @@ from tiers_under_test import open_arena, writing_process
 from generator.tiers.arena import HostArena, State
 from generator.tiers.arena_file import decode_node
 from generator.tiers.base import KvBroken, KvMissing, PagesTaken, StoredNode, TierFull
-from protocol.kv import Pages, pages_spanned
+from protocol.kv import Pages, Paging
 
 NODE = make_node(0)
 
@@ -140,7 +140,7 @@ def test_a_node_may_have_a_path_as_long_as_its_prompt_allows(opened, tokens, seg
     deep = msgspec.structs.replace(
         NODE, path=tuple(map(hexadecimal, range(segments))), namespace=namespace, tokens=tokens
     )
-    numbers = range(len(pages_spanned(deep.prefix_tokens, tokens, PAGE_TOKENS)))
+    numbers = range(Paging(PAGE_TOKENS).page_count(deep.prefix_tokens, tokens))
     write(arena, deep, Pages(tuple(numbers), 1))
     for each in (arena, opened(page_count=520)):
         assert each.nodes() == [StoredNode(deep, Pages(tuple(numbers), 1))]

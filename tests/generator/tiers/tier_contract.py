@@ -14,7 +14,7 @@ from page_target import MemoryBlocks
 from tier_checks import check_tier, used_bytes
 
 from generator.tiers.base import KvBroken, KvMissing, KvTier, TierError
-from protocol.kv import HeldNode, KvNode, Pages, pages_spanned
+from protocol.kv import HeldNode, KvNode, Pages, Paging
 
 FINGERPRINT = "weights-1"
 PAGE_TOKENS = 16
@@ -29,7 +29,7 @@ def make_node(number: int, prefix_tokens: int = 20, tokens: int = 40) -> KvNode:
 
 
 def page_count(node: KvNode) -> int:
-    return len(pages_spanned(node.prefix_tokens, node.tokens, PAGE_TOKENS))
+    return Paging(PAGE_TOKENS).page_count(node.prefix_tokens, node.tokens)
 
 
 def content_of(node: KvNode, version: int = 0) -> np.ndarray:

@@ -13,20 +13,21 @@ from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
 from generator.tiers.object_requests import ObjectRequests
 from generator.tiers.object_store import ObjectStoreTier
+from protocol.kv import Paging
 
 ROOT = Path(__file__).parents[3]
 
 
 def open_arena(folder: Path, fingerprint=FINGERPRINT, page_bytes=PAGE_BYTES, page_count=ARENA_PAGES) -> HostArena:
-    return HostArena(folder / "kv.arena", fingerprint, PAGE_TOKENS, page_bytes, page_count)
+    return HostArena(folder / "kv.arena", fingerprint, Paging(PAGE_TOKENS), page_bytes, page_count)
 
 
 def open_disk(folder: Path, fingerprint=FINGERPRINT, max_bytes=10**7, file_cache=True, machine=None) -> DiskTier:
-    return DiskTier(folder, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes, file_cache, machine)
+    return DiskTier(folder, fingerprint, Paging(PAGE_TOKENS), PAGE_BYTES, max_bytes, file_cache, machine)
 
 
 def open_objects(requests: ObjectRequests, fingerprint=FINGERPRINT, max_bytes=10**8) -> ObjectStoreTier:
-    return ObjectStoreTier(requests, fingerprint, PAGE_TOKENS, PAGE_BYTES, max_bytes)
+    return ObjectStoreTier(requests, fingerprint, Paging(PAGE_TOKENS), PAGE_BYTES, max_bytes)
 
 
 class WritingProcess:

@@ -107,7 +107,7 @@ class AttentionBenchmark:
                 await running.enter_async_context(self._engines.plain()),
             )
             pages, composing = await _composing(engines.ours)
-            made = PromptGroups(self._layout, pages.page_tokens, self._arriving)
+            made = PromptGroups(self._layout, pages.paging, self._arriving)
             groups = made.over(sets, context_tokens)
             ways = ways_of(engines, _branches(composing.branch_tokens))
             asked = [await self._ask(engines.ours, ways, group) for group in groups]

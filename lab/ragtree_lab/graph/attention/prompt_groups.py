@@ -11,6 +11,7 @@ from uuid import uuid4
 from generator.prompts.layout import SegmentLayout
 from protocol.errors import ConfigError
 from protocol.graph import ContextBudget
+from protocol.kv import Paging
 from protocol.prompts import ChatMessage, Prompt
 from ragtree_lab.graph.facts import Facts, FactsPrompt
 
@@ -52,14 +53,14 @@ def least_questions(arriving: int) -> int:
 
 
 class PromptGroups:
-    """Makes groups of prompts for engines with pages of ``page_tokens`` tokens.
+    """Makes groups of prompts for engines with pages as ``paging`` says.
 
     ``arriving`` says how many of so many prompts can arrive at rates; 0 if they are too few.
     """
 
-    def __init__(self, layout: SegmentLayout, page_tokens: int, arriving: Callable[[int], int]) -> None:
+    def __init__(self, layout: SegmentLayout, paging: Paging, arriving: Callable[[int], int]) -> None:
         self._layout = layout
-        self._page_tokens = page_tokens
+        self._paging = paging
         self._arriving = arriving
 
     def over(self, sets: Mapping[str, Sequence[Facts]], context_tokens: Sequence[int]) -> list[PromptGroup]:
@@ -94,7 +95,7 @@ class PromptGroups:
         # A namespace of its own for each group: its caches begin empty.
         namespace = uuid4().hex
         laid_out = [(one, self._lay_out(one, tokens)) for one in facts]
-        made = [FactsPrompt(one, prompt, namespace, self._page_tokens) for one, prompt in laid_out if prompt.facts]
+        made = [FactsPrompt(one, prompt, namespace, self._paging) for one, prompt in laid_out if prompt.facts]
         enough = [prompt for prompt in made if prompt.context_tokens >= 0.75 * tokens]
         random.Random(1).shuffle(enough)  # noqa: S311 - a repeatable order
         return enough

@@ -8,6 +8,7 @@ from small_pool import BLOCKS, PAGE, Chain, small_pool
 from vllm.v1.core.block_pool import BlockPool
 
 from generator.connector.scheduler.gpu_tier import GpuTier
+from protocol.kv import Paging
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def pool() -> BlockPool:
 
 @pytest.fixture
 def tier(pool) -> GpuTier:
-    tier = GpuTier(PAGE)
+    tier = GpuTier(Paging(PAGE))
     tier.bind(pool)
     return tier
 
@@ -42,7 +43,7 @@ def test_releasing_a_node_releases_the_nodes_behind_it(tier, pool):
 def test_holding_a_node_twice_changes_nothing(tier, pool):
     chain = Chain(tier, pool, 6)
     free = pool.get_num_free_blocks()
-    tier.hold(tier.node(chain.keys[0]), None, chain.blocks)
+    tier.hold(tier.node(chain.keys[0]), None, tier.blocks(chain.keys[0]))
     assert pool.get_num_free_blocks() == free
 
 

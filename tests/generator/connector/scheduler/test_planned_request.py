@@ -1,5 +1,6 @@
 """Which pages go into which blocks: every token that a plan loads comes from a page that holds it."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import msgspec
@@ -14,18 +15,33 @@ from reads import donor_pages, piece_of
 
 from generator.connector.messages import Prefilled
 from generator.connector.scheduler.planned_request import Offer, PlannedRequest
+from generator.connector.scheduler.request_blocks import NULL_BLOCK
 from generator.connector.step_jobs import BlockCopy, Load, Piece
-from protocol.kv import LostCopy, Pages, PeerCopy, PeerRead, pages_spanned
+from protocol.kv import KvNode, LostCopy, PageGroup, Pages, Paging, PeerCopy, PeerRead
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
 PAGE = 4
+ALL_TOKENS = Paging(PAGE)
+GROUPS = [
+    pytest.param((PageGroup(),), id="all tokens"),
+    pytest.param((PageGroup(8),), id="a window"),
+    pytest.param((PageGroup(), PageGroup(8)), id="all tokens and a window"),
+    pytest.param((PageGroup(5), PageGroup(), PageGroup(13)), id="windows of several sizes"),
+    pytest.param((PageGroup(0, 2), PageGroup(6)), id="pages of several sizes"),
+    pytest.param((PageGroup(), PageGroup(8, 1, True)), id="all tokens and chunks"),
+    pytest.param((PageGroup(6, 1, True),), id="chunks that end within pages"),
+]
 LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=6)
 TIERS = [Tier.GPU, Tier.HOST, Tier.DISK]
 
 
-def state_of(lengths, sources) -> PlannedRequest:
-    """The state of a request whose nodes have these lengths and sources, with its blocks numbered from 100."""
+def state_of(lengths, sources, paging: Paging = ALL_TOKENS, end: int = 0) -> PlannedRequest:
+    """The state of a request whose nodes have these lengths and sources.
+
+    Its blocks are numbered from 100 in the first group, from 200 in the next one, and so on. It has computed or loaded
+    ``end`` tokens, so that the engine has taken back the blocks in front of windows.
+    """
     nodes = tuple(
         PlannedNode(f"k{index}", tokens, source, Tier.GPU)
         for index, (tokens, source) in enumerate(zip(lengths, sources, strict=True))
@@ -33,40 +49,73 @@ def state_of(lengths, sources) -> PlannedRequest:
     path = tuple(f"c{index}" for index in range(len(lengths)))
     total = sum(lengths) + 3
     request = SimpleNamespace(request_id="q", num_tokens=total)
-    state = PlannedRequest(request, plan_message("q", "n", path, nodes).plan, path, PAGE)
-    state.blocks = [100 + block for block in range(-(-total // PAGE))]
+    state = PlannedRequest(request, plan_message("q", "n", path, nodes).plan, path, paging)
+    tables = []
+    for number, group in enumerate(paging.groups, start=1):
+        size = paging.page_tokens * group.times
+        gone, blocks = group.first_attended(end) // size, range(-(-total // size))
+        tables.append([NULL_BLOCK if block < gone else 100 * number + block for block in blocks])
+    state.blocks.replace(tables)
     return state
 
 
+def no_blocks(count: int) -> list[int]:
+    return []
+
+
+def pages_of(paging: Paging, node: KvNode) -> list[tuple[int, int]]:
+    """A node's pages in their order: the group, and the page of the prompt."""
+    spans = paging.spans(node.prefix_tokens, node.tokens)
+    return [(group, page) for group, span in enumerate(spans) for page in span]
+
+
+@pytest.mark.parametrize("groups", GROUPS)
 @given(LENGTHS, st.data())
-def test_every_loaded_token_comes_from_a_page_that_holds_it(lengths, data):
+def test_every_loaded_token_comes_from_a_page_that_holds_it(groups, lengths, data):
+    paging = Paging(PAGE, groups)
     cached = data.draw(st.integers(1, len(lengths)))
     sources = [data.draw(st.sampled_from(TIERS)) if index < cached else None for index in range(len(lengths))]
-    state = state_of(lengths, sources)
     end = sum(lengths[:cached]) - data.draw(st.integers(0, 1))
-    local = data.draw(st.integers(0, max(0, end - 1) // PAGE)) * PAGE
+    largest = PAGE * max(group.times for group in groups)
+    local = data.draw(st.integers(0, max(0, end - 1) // largest)) * largest
+    state = state_of(lengths, sources, paging, end)
     held = {
-        node.key: tuple(1000 * number + page for page in pages_spanned(node.prefix_tokens, node.tokens, PAGE))
+        node.key: tuple(1000 * number + at for at in range(len(pages_of(paging, node))))
         for number, node in enumerate(state.nodes, start=1)
     }
     state.offer = Offer(local, end, state.loadable(local, held))
-    load = state.load_of(held)
+    spare = count(10_000)
+    load = state.load_of(held, lambda wanted: [next(spare) for _ in range(wanted)])
     comes_from = {}
     for piece in load.pieces:
         node = next(node for node in state.nodes if node.key == piece.source.key)
         for offset, block in enumerate(piece.blocks):
-            page = pages_spanned(node.prefix_tokens, node.tokens, PAGE).start + piece.first + offset
             assert block not in comes_from, "a block is filled twice"
-            assert state.blocks[page] == block, "a page belongs into the block of its own tokens"
-            comes_from[block] = node
+            comes_from[block] = node, *pages_of(paging, node)[piece.first + offset]
     for copy in load.copies:
         assert copy.target not in comes_from, "a block is filled twice"
-        number, page = divmod(copy.source, 1000)
-        assert state.blocks[page] == copy.target, "a block is copied onto the block of the same tokens"
-        comes_from[copy.target] = state.nodes[number - 1]
-    for token in range(local, end):
-        node = comes_from[state.blocks[token // PAGE]]
-        assert token < node.prefix_tokens + node.tokens, "the page ends before this token"
+        number, at = divmod(copy.source, 1000)
+        node = state.nodes[number - 1]
+        comes_from[copy.target] = node, *pages_of(paging, node)[at]
+    assert NULL_BLOCK not in comes_from
+    for number, group in enumerate(groups):
+        for token in range(max(local, group.first_attended(end)), end):
+            at = token // (PAGE * group.times)
+            node, own, page = comes_from[state.blocks.groups[number][at]]
+            assert (own, page) == (number, at), "a page goes into the block of its own tokens"
+            node_end = node.prefix_tokens + node.tokens
+            assert token < node_end, "the page ends before this token"
+            assert token >= group.first_attended(node_end - 1), "the token had left the window when the page was saved"
+    for key, blocks in load.windows.items():
+        node = next(node for node in state.nodes if node.key == key)
+        windows = [at for at in pages_of(paging, node) if groups[at[0]].window]
+        for (group, page), block in zip(windows, blocks, strict=True):
+            # Otherwise the engine has found it in its own cache.
+            if block in comes_from:
+                assert comes_from[block][1:] == (group, page), "the window is filled with other tokens"
+            assert block == state.blocks.groups[group][page] or comes_from[block][0] is node
+    kept = {state.nodes[index].key for index in state.offer.nodes if sources[index] is not Tier.GPU}
+    assert load.windows.keys() == (kept if paging.has_windows else set())
 
 
 @given(LENGTHS)
@@ -125,7 +174,7 @@ def test_a_node_at_a_peer_is_loaded_in_the_background():
     assert state.loads_in_background
     # Only copies at this location may be in the making here.
     assert list(state.copies_offered()) == [("k0", Tier.GPU)]
-    load = state.load_of({"k0": (1,)})
+    load = state.load_of({"k0": (1,)}, no_blocks)
     assert load.pieces == (Piece(state.planned(1), 0, (101, 102)),)
     assert load.pieces[0].copy == LostCopy("k1", Tier.HOST, "elsewhere")
     near, far = load.near_and_far()
@@ -203,13 +252,13 @@ def test_split_loads_have_every_page_once(lengths, count, data):
 
 
 @given(st.integers(0, 5), st.integers(0, 3), st.integers(1, 4))
-def test_split_loads_have_every_donor_once(count, blocks, threads):
-    donors = tuple(donor_pages(f"k{number}", ("", f"c{number}"), Tier.HOST, 0, 0, 9) for number in range(count))
+def test_split_loads_have_every_donor_once(donated, blocks, threads):
+    donors = tuple(donor_pages(f"k{number}", ("", f"c{number}"), Tier.HOST, 0, 0, 9) for number in range(donated))
     load = Load("r", (piece_of("k", Tier.HOST, 0, tuple(range(blocks))),) if blocks else (), donors=donors)
     shares = load.split(threads)
     read = [donor.copy.node for share in shares for donor in share.donors]
     assert sorted(read) == [donor.copy.node for donor in donors]
-    assert len(shares) == min(threads, max(count, blocks, 1))
+    assert len(shares) == min(threads, max(donated, blocks, 1))
 
 
 def test_an_empty_load_is_split_into_one_share():

@@ -14,7 +14,7 @@ from generator.connector.messages import Prefilled, RequestMessage
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import BlockCopy, JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode, TierContents
-from protocol.kv import HeldNode, KvNode, LostCopy, Move, Orders, ResidencyReport
+from protocol.kv import HeldNode, KvNode, LostCopy, Move, Orders, Paging, ResidencyReport
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -32,7 +32,7 @@ class Engine:
         # Without the prefix cache, every node can be found.
         self.pool = small_pool()
         self.pool.enable_caching = False
-        self.side = SchedulerSide(PAGE, "one", 4, 64, ranks)
+        self.side = SchedulerSide(Paging(PAGE), "one", 4, 64, ranks)
         self.side.bind(self.pool)
 
     def admit(
@@ -53,13 +53,15 @@ class Engine:
 
     def allocate(self, request: SimpleNamespace, external: int = 0) -> list[int]:
         blocks = [block.block_id for block in self.pool.get_new_blocks(5)]
-        self.side.allocated(request, blocks, external)
+        self.side.allocated(request, [blocks], external)
         return blocks
 
     def step(self, preempted: tuple[str, ...] = (), **scheduled: int):
         output = SimpleNamespace(
             scheduled_new_reqs=[],
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set()),
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[], new_block_ids=[], resumed_req_ids=set(), num_computed_tokens=[]
+            ),
             preempted_req_ids=preempted,
             num_scheduled_tokens=scheduled,
             total_num_scheduled_tokens=sum(scheduled.values()),
@@ -72,7 +74,7 @@ class Engine:
         self.side.end_step()
 
     def end(self, request: SimpleNamespace, blocks: list[int]) -> None:
-        self.side.complete(request, blocks)
+        self.side.complete(request, [blocks])
         self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
 
     def prefill(self, name: str, kept: Tier | None, reached: int | None = None) -> list[int]:
@@ -173,7 +175,7 @@ def test_a_failed_load_is_lost_and_limits_the_cached_tokens(engine):
     engine.results(loads={"q": LoadResult(0.0, (LostCopy("k1", Tier.HOST),))})
     # vLLM has found the first failed block.
     request.num_computed_tokens = 8
-    engine.side.allocated(request, blocks, 0)
+    engine.side.allocated(request, [blocks], 0)
     engine.step(q=10)
     request.num_computed_tokens, request.num_output_tokens = 18, 1
     report = engine.side.report()

@@ -8,7 +8,7 @@ from small_pool import BLOCKS, PAGE, Chain, small_pool
 
 from generator.connector.scheduler.gpu_tier import GpuTier
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
-from protocol.kv import KvNode, LostCopy, Move
+from protocol.kv import KvNode, LostCopy, Move, Paging
 from protocol.tiers import Tier
 
 FREE = BLOCKS - 1
@@ -21,7 +21,7 @@ def pool():
 
 @pytest.fixture
 def gpu(pool) -> GpuTier:
-    tier = GpuTier(PAGE)
+    tier = GpuTier(Paging(PAGE))
     tier.bind(pool)
     return tier
 

@@ -26,7 +26,7 @@ from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.load_or_recompute import TreeCosts
 from generator.connector.step_jobs import Transfer
-from protocol.kv import LostCopy
+from protocol.kv import LostCopy, Paging
 from protocol.tiers import Tier
 
 NAMESPACE = "tenant"
@@ -45,7 +45,7 @@ class Stack:
         self.engine = ToyEngine(folder / "kv", 34, asynchronous, folder / "model", host_gib=host_gib, disk_gib=0)
         self.tree = KnowledgeTree(
             create_policy("LRU", Lookahead()),
-            KvStorage(Capacities(TOKENS, HOST_PAGES * PAGE, 0), PAGE),
+            KvStorage(Capacities(TOKENS, HOST_PAGES * PAGE, 0), Paging(PAGE)),
             [INSTANCE],
             TreeCosts(lambda cached, new: 0.01 + new),
             arena=PageAllocator(HOST_PAGES, PAGE),

@@ -4,7 +4,7 @@ Loads, failures, aborts, preemptions, resets, evictions, deletions and restarts 
 wrong. At the end, every file and page has an owner, and every block is free. vLLM's scheduler, the connector and the
 tiers are real; a toy model computes, and a random controller plans (``toy_engine``, ``toy_controller``).
 
-``RAGTREE_SEQUENCES`` sets the number of sequences, for a longer run than CI's.
+``RAGTREE_SEQUENCES`` sets the number of sequences of each kind of model, for a longer run than CI's.
 """
 
 import gc
@@ -26,25 +26,26 @@ from tier_checks import check_tier
 pytest.importorskip("vllm")
 
 from toy_controller import ToyController
-from toy_engine import ToyEngine, answer_to
+from toy_engine import ONE_KIND, PAGE, ToyEngine, answer_to
 
 from generator.connector.messages import RequestMessage
-from protocol.kv import Orders
+from protocol.kv import Orders, PageGroup
 from protocol.tiers import Tier
 
 pytestmark = [pytest.mark.hypothesis, pytest.mark.timeout(7200)]
 
-SEQUENCES = int(os.environ.get("RAGTREE_SEQUENCES", examples(150)))
+SEQUENCES = int(os.environ.get("RAGTREE_SEQUENCES", examples(150) // 6))
 BATCH = 150
 """Sequences of one run: Hypothesis keeps them all in memory."""
 OPENED: WeakSet[ToyEngine] = WeakSet()
 INSTANCES = st.integers(0, 1)
 SEEDS = st.integers(0, 2**32)
-BLOCKS = 34
+BLOCKS = 33
 """Room for two or three prompts, so that requests are preempted and held nodes are released."""
 DOCUMENTS = 3
 HOST_PAGES = 14
-PAGE_BYTES = 32
+PAGE_BYTES = 8
+"""Of one token."""
 DISK_BYTES = 40_000
 """Room for about nine files."""
 
@@ -76,19 +77,23 @@ def a_path(random: Random) -> list[int]:
 
 
 class DataPlane(RuleBasedStateMachine):
+    groups = ONE_KIND
+
     @initialize(seed=SEEDS, asynchronous=st.booleans())
     def start(self, seed: int, asynchronous: bool) -> None:
         random = Random(seed)
+        self.blocks = BLOCKS * len(self.groups) + 1
+        self.host_pages = HOST_PAGES * len(self.groups)
         self.asynchronous = asynchronous
         self.folder = Path(tempfile.mkdtemp(dir=FOLDER)) / "kv"
         self.folder.mkdir()
         documents = [[random.randrange(90) for _ in range(random.randint(1, 26))] for _ in range(DOCUMENTS)]
-        self.controller = ToyController([self.engine(), self.engine()], documents, HOST_PAGES)
+        self.controller = ToyController([self.engine(), self.engine()], documents, self.host_pages)
 
     def engine(self) -> ToyEngine:
-        host_gib, disk_gib = HOST_PAGES * PAGE_BYTES / (1 << 30), DISK_BYTES / (1 << 30)
-        kv = {"host_gib": host_gib, "disk_gib": disk_gib}
-        engine = ToyEngine(self.folder, BLOCKS, self.asynchronous, FOLDER / "model", **kv)
+        page_bytes = PAGE_BYTES * PAGE * max(group.times for group in self.groups)
+        kv = {"host_gib": self.host_pages * page_bytes / (1 << 30), "disk_gib": DISK_BYTES / (1 << 30)}
+        engine = ToyEngine(self.folder, self.blocks, self.asynchronous, FOLDER / "model", self.groups, **kv)
         OPENED.add(engine)
         return engine
 
@@ -174,7 +179,7 @@ class DataPlane(RuleBasedStateMachine):
         for plan_by_name in (self.controller.plans, self.controller.ended):
             for name, plan in plan_by_name.items():
                 answer = self.controller.engines[plan.instance].answers.get(name, [])
-                assert answer == answer_to(plan.prompt, plan.max_tokens)[: len(answer)], name
+                assert answer == answer_to(plan.prompt, plan.max_tokens, self.groups)[: len(answer)], name
         self.controller.ended.clear()
 
     def teardown(self) -> None:
@@ -198,7 +203,7 @@ class DataPlane(RuleBasedStateMachine):
         assert controller.settled, "some copies are never confirmed"
         for name, plan in controller.ended.items():
             answer = controller.engines[plan.instance].answers.get(name, [])
-            assert answer == answer_to(plan.prompt, plan.max_tokens)[: len(answer)], name
+            assert answer == answer_to(plan.prompt, plan.max_tokens, self.groups)[: len(answer)], name
         owned = {key for key, tier in controller.shared if tier is Tier.DISK}
         assert {file.stem for file in self.files()} <= owned, "a file has no owner"
         pages = {copy.pages for (_, tier), copy in controller.shared.items() if tier is Tier.HOST}
@@ -208,7 +213,7 @@ class DataPlane(RuleBasedStateMachine):
             engine.send(RequestMessage("everything", orders=Orders(everything=True)), [1], 1)
             engine.run_until(lambda engine=engine: engine.idle)
             side = engine.connector._scheduler_side
-            assert engine.free_blocks == BLOCKS - 1, "blocks are held"
+            assert engine.free_blocks == self.blocks - 1, "blocks are held"
             for kept in (side._states, side._requests, side._loading, side._ended, side._steps):
                 assert not kept
             assert not side._transfers.busy
@@ -234,10 +239,41 @@ def teardown_module() -> None:
     gc.collect()
 
 
+class WindowDataPlane(DataPlane):
+    groups = (PageGroup(9),)
+
+
+class TwoKindsDataPlane(DataPlane):
+    groups = (PageGroup(), PageGroup(8))
+
+
+class ThreeKindsDataPlane(DataPlane):
+    groups = (PageGroup(6), PageGroup(), PageGroup(17))
+
+
+class ChunksDataPlane(DataPlane):
+    groups = (PageGroup(), PageGroup(12, 1, True))
+
+
+class TwoSizesDataPlane(DataPlane):
+    groups = (PageGroup(0, 2), PageGroup(10))
+
+
+KINDS = [
+    pytest.param(DataPlane, id="all tokens"),
+    pytest.param(WindowDataPlane, id="a window"),
+    pytest.param(TwoKindsDataPlane, id="all tokens and a window"),
+    pytest.param(ThreeKindsDataPlane, id="windows of several sizes"),
+    pytest.param(ChunksDataPlane, id="all tokens and chunks"),
+    pytest.param(TwoSizesDataPlane, id="pages of several sizes"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", range(-(-SEQUENCES // BATCH)))
-def test_no_sequence_goes_wrong(batch):
+def test_no_sequence_goes_wrong(kind, batch):
     run_state_machine_as_test(
-        DataPlane,
+        kind,
         settings=settings(
             max_examples=min(BATCH, SEQUENCES - batch * BATCH),
             stateful_step_count=40,

@@ -1,7 +1,6 @@
 """Requests that need blocks which held documents take, and requests that a reset preempts."""
 
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -9,17 +8,13 @@ import pytest
 pytest.importorskip("vllm")
 
 from plan_messages import plan_message
-from toy_engine import PAGE, ToyEngine, answer_to
+from toy_documents import NAMESPACE, Documents, ask
+from toy_engine import ToyEngine, answer_to
 
-from cachectl.nodes.keys import path_keys
-from generator.connector.messages import RequestMessage
-from protocol.kv import Pages, pages_spanned
-from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
 BLOCKS = 41
 HOST_GIB = 40 * 32 / (1 << 30)
-NAMESPACE = "tenant"
 
 
 @pytest.fixture(params=[False, True], ids=["", "asynchronous steps"])
@@ -28,33 +23,6 @@ def engine(request, tmp_path):
     engine = ToyEngine(tmp_path / "kv", BLOCKS, request.param, tmp_path / "model", host_gib=HOST_GIB, disk_gib=0)
     yield engine
     engine.close()
-
-
-class Documents:
-    """Documents of some lengths, with their keys and pages."""
-
-    def __init__(self, name: str, lengths: Sequence[int]) -> None:
-        self.contents = tuple(f"{name}{index}" for index in range(len(lengths)))
-        self.keys = [key.hex() for key in path_keys(NAMESPACE, self.contents)]
-        self.lengths = lengths
-        seed = sum(name.encode())
-        self.tokens = [(7 * at + seed) % 90 for at in range(sum(lengths))]
-
-    def message(self, name: str, source: Tier | None, target: Tier | None) -> RequestMessage:
-        nodes, start, first = [], 0, 0
-        for number, (key, tokens) in enumerate(zip(self.keys, self.lengths, strict=True), start=1):
-            count = len(pages_spanned(start, tokens, PAGE))
-            pages = Pages(tuple(range(first, first + count)), number) if Tier.HOST in (source, target) else None
-            nodes.append(PlannedNode(key, tokens, source, target, pages))
-            start, first = start + tokens, first + count
-        return plan_message(name, NAMESPACE, self.contents, nodes)
-
-
-def ask(engine: ToyEngine, message: RequestMessage, prompt: Sequence[int], tokens: int = 1) -> None:
-    """Send a request, and wait for its end. Its answer must be right."""
-    engine.send(message, prompt, tokens)
-    engine.run_until(lambda: message.name in engine.finished, 5000)
-    assert engine.answers[message.name] == answer_to(prompt, tokens)
 
 
 @pytest.mark.parametrize("lengths", [(13, 8), (17, 2), (16, 1, 1)])

@@ -11,11 +11,11 @@ from random import Random
 from typing import NamedTuple
 
 from plan_messages import plan_message
-from toy_engine import PAGE, ToyEngine
+from toy_engine import ToyEngine
 
 from cachectl.nodes.keys import path_keys
 from generator.connector.messages import EngineReport, RequestMessage
-from protocol.kv import LostCopy, Move, Orders, Pages, pages_spanned
+from protocol.kv import LostCopy, Move, Orders, Pages
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -234,7 +234,7 @@ class ToyController:
         return found
 
     def _allocate(self, start: int, tokens: int, instance: int, moves: list[Move], random: Random) -> Pages | None:
-        wanted = len(pages_spanned(start, tokens, PAGE))
+        wanted = self.engines[0].paging.page_count(start, tokens)
         while len(self._free_pages) < wanted:
             usable = [key for key, tier in self.shared if tier is Tier.HOST and tier in self._sources(instance, key)]
             if not usable:

@@ -1,13 +1,15 @@
 """vLLM's own scheduler and RAGTree's connector around a toy model, which runs thousands of steps a second.
 
-The toy stands in for the model runner only. The KV of a token depends on all tokens up to it, and the next token on all
-KV of the request's blocks, so a wrong byte anywhere in front changes the answer.
+The toy stands in for the model runner only. It has layers of one kind or of several, each with its own blocks. In each
+kind, the KV of a token depends on the KV in front of it that the layer attends to: all of it, or that in a window. The
+next token depends on all of that. So a wrong byte anywhere in it changes the answer.
 """
 
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import lcm
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,41 +27,56 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from generator.connector.connector import RagtreeConnector
-from generator.connector.messages import EngineReport, RequestMessage
+from generator.connector.messages import EngineReport, Prefilled, RequestMessage
 from generator.connector.worker.worker_side import WorkerSide
+from protocol.kv import PageGroup, Paging
 
 PAGE = 4
 SLOTS = 3
 STEP_TOKENS = 16
 VOCABULARY = 97
-_LAYER = "layer"
+ONE_KIND = (PageGroup(),)
 _MODULUS = 65_521
 
 
-def answer_to(prompt: Sequence[int], tokens: int) -> list[int]:
+def answer_to(prompt: Sequence[int], tokens: int, groups: Sequence[PageGroup] = ONE_KIND) -> list[int]:
     """The toy model's answer, computed without any KV cache."""
-    values: list[int] = []
+    values: list[list[int]] = [[] for _ in groups]
     answer: list[int] = []
     for _ in range(tokens):
-        known = [*prompt, *answer]
-        for token in known[len(values) :]:
-            values.append(_value(values[-1] if values else 0, token))
-        answer.append(_next_token(values))
+        for token in [*prompt, *answer][len(values[0]) :]:
+            for kind, (group, own) in enumerate(zip(groups, values, strict=True)):
+                own.append(_value(kind, _attended(own, group), token))
+        answer.append(_next_token([_attended(own, group) for group, own in zip(groups, values, strict=True)]))
     return answer
 
 
-def _value(previous: int, token: int) -> int:
-    return (previous * 31 + token * 17 + 7) % _MODULUS
+def _attended(values: Sequence[int], group: PageGroup) -> Sequence[int]:
+    """Those of the values so far that the next token attends to."""
+    return values[group.first_attended(len(values)) :]
 
 
-def _next_token(values: Sequence[int]) -> int:
-    return sum((position + 3) * value for position, value in enumerate(values)) % VOCABULARY
+def _value(kind: int, attended: Sequence[int], token: int) -> int:
+    # The first and the last value, so that both ends of a window count.
+    ends = (attended[0], attended[-1]) if attended else (0, 0)
+    return (ends[0] * 7 + ends[1] * 31 + token * 17 + 7 + kind) % _MODULUS
+
+
+def _next_token(attended: Sequence[Sequence[int]]) -> int:
+    return sum((place + 3) * value for values in attended for place, value in enumerate(values)) % VOCABULARY
 
 
 class InProcessConnector(RagtreeConnector):
@@ -68,28 +85,36 @@ class InProcessConnector(RagtreeConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.reports: list[EngineReport] = []
+        self.prefilled: dict[str, Prefilled] = {}
 
     def _publish(self, report: EngineReport) -> None:
         self.reports.append(report)
+        self.prefilled |= report.prefilled
 
 
 class _Prompt:
-    """A request as the model runner knows it: its tokens, and the blocks that it reads and writes."""
+    """A request as the model runner knows it: its tokens, and the blocks of each kind that it reads and writes."""
 
-    def __init__(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
         self.tokens = list(tokens)
-        self.blocks = list(blocks)
+        self.blocks = [list(own) for own in blocks]
 
 
 class ToyRunner:
     """Computes what the scheduler schedules, and calls the connector as vLLM's model runner does."""
 
-    def __init__(self, connector: RagtreeConnector, blocks: int) -> None:
+    def __init__(self, connector: RagtreeConnector, blocks: int, groups: Sequence[PageGroup]) -> None:
         self._connector = connector
-        # Garbage, as in reused memory.
-        self._kv = torch.randint(0, _MODULUS, (blocks, 2, PAGE, 1)).float()
+        self._groups = groups
+        # All kinds share the memory of blocks. Garbage, as in reused memory.
+        largest = PAGE * max(group.times for group in groups)
+        self._kv = torch.randint(0, _MODULUS, (blocks, 2, largest, 1)).float()
         self._prompts: dict[str, _Prompt] = {}
-        connector.register_kv_caches({_LAYER: self._kv})
+        connector.register_kv_caches({_layer(kind): self._kv_of(kind) for kind in range(len(groups))})
+
+    def _kv_of(self, kind: int) -> torch.Tensor:
+        """Shape [blocks, 2, tokens, size]. If a block has fewer tokens, each one is larger."""
+        return self._kv.view(len(self._kv), 2, PAGE * self._groups[kind].times, -1)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
@@ -102,9 +127,10 @@ class ToyRunner:
         if not output.has_sync_kv_loads:
             connector.start_load_kv(None)
         connector.wait_for_save()
-        _, loaded = connector.get_finished(output.finished_req_ids)
+        ended = connector.get_transfer_results(output.finished_req_ids)
         result = KVConnectorOutput(
-            finished_recving=loaded,
+            finished_recving=ended.finished_recving,
+            failed_recving=ended.failed_recving,
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
@@ -121,51 +147,77 @@ class ToyRunner:
         for name in output.finished_req_ids:
             self._prompts.pop(name, None)
         for new in output.scheduled_new_reqs:
-            self._prompts[new.req_id] = _Prompt(new.prompt_token_ids, new.block_ids[0])
+            self._prompts[new.req_id] = _Prompt(new.prompt_token_ids, new.block_ids)
         known = output.scheduled_cached_reqs
         for name, blocks in zip(known.req_ids, known.new_block_ids, strict=True):
             prompt = self._prompts[name]
             if name in known.all_token_ids:
                 prompt.tokens = list(known.all_token_ids[name])
-            new_blocks = blocks[0] if blocks is not None else []
-            prompt.blocks = new_blocks if name in known.resumed_req_ids else prompt.blocks + new_blocks
+            if name in known.resumed_req_ids:
+                prompt.blocks = [[] for _ in self._groups]
+            for own, new_blocks in zip(prompt.blocks, blocks or [[] for _ in self._groups], strict=True):
+                own.extend(new_blocks)
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         self._starts = starts | dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
 
     def _compute(self, name: str, output: SchedulerOutput) -> list[int]:
         prompt, start = self._prompts[name], self._starts[name]
         end = start + output.num_scheduled_tokens[name]
-        slots = [(prompt.blocks[position // PAGE], position % PAGE) for position in range(end)]
-        values = [int(self._kv[block, 0, offset, 0]) for block, offset in slots[:start]]
-        copies = [int(self._kv[block, 1, offset, 0]) for block, offset in slots[:start]]
-        for position in range(start, end):
-            block, offset = slots[position]
-            value = _value(values[-1] if values else 0, prompt.tokens[position])
-            values.append(value)
-            copies.append(value)
-            self._kv[block, :, offset, 0] = value
+        kinds = [
+            self._compute_kind(kind, blocks, prompt.tokens[:end], start) for kind, blocks in enumerate(prompt.blocks)
+        ]
         if end < len(prompt.tokens):
             return []
-        # Both halves of the KV count.
-        token = _next_token(values) if copies == values else (_next_token(values) + 1) % VOCABULARY
+        token = _next_token([values for values, _ in kinds])
+        if not all(intact for _, intact in kinds):
+            token = (token + 1) % VOCABULARY
         prompt.tokens.append(token)
         return [token]
+
+    def _compute_kind(
+        self, kind: int, blocks: Sequence[int], tokens: Sequence[int], start: int
+    ) -> tuple[Sequence[int], bool]:
+        """Compute from ``start`` on. Returns what the next token attends to, and whether both halves of it agree."""
+        group, kv = self._groups[kind], self._kv_of(kind)
+        size = kv.shape[2]
+        first = group.first_attended(start)
+        slots = [(blocks[position // size], position % size) for position in range(first, len(tokens))]
+        known = [kv[block, :, offset] for block, offset in slots[: start - first]]
+        values = [int(both[0, 0]) for both in known]
+        intact = all(bool((both == both[0, 0]).all()) for both in known)
+        for token, (block, offset) in zip(tokens[start:], slots[start - first :], strict=True):
+            assert block, "a token is computed into no block"
+            value = _value(kind, values[group.first_attended(first + len(values)) - first :], token)
+            values.append(value)
+            kv[block, :, offset] = value
+        return values[group.first_attended(len(tokens)) - first :], intact
 
 
 class ToyEngine:
     """An engine in steps. Its KV is kept under ``folder``, which several engines may share.
 
-    ``model`` is a folder for the model's configuration.
+    ``model`` is a folder for the model's configuration. The model has layers of the kinds ``groups``.
     """
 
-    def __init__(self, folder: Path, blocks: int, async_scheduling: bool, model: Path, **kv: Any) -> None:
-        config = _config(folder, blocks, async_scheduling, model, kv)
-        spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        kv_cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec([_LAYER], spec)])
+    def __init__(
+        self,
+        folder: Path,
+        blocks: int,
+        async_scheduling: bool,
+        model: Path,
+        groups: Sequence[PageGroup] = ONE_KIND,
+        **kv: Any,
+    ) -> None:
+        config = _config(folder, blocks, async_scheduling, model, groups, kv)
+        specs = [KVCacheGroupSpec([_layer(kind)], _spec(kind, groups)) for kind in range(len(groups))]
+        kv_cache = KVCacheConfig(blocks, [], specs)
+        largest = PAGE * lcm(*(group.times for group in groups))
         kind = AsyncScheduler if async_scheduling else Scheduler
-        self.scheduler = kind(config, kv_cache, StructuredOutputManager(config), block_size=PAGE)
+        self.scheduler = kind(
+            config, kv_cache, StructuredOutputManager(config), block_size=largest, hash_block_size=PAGE
+        )
         self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
-        self._runner = ToyRunner(self.worker, blocks)
+        self._runner = ToyRunner(self.worker, blocks, groups)
         self._under_way: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._at_once = 2 if async_scheduling else 1
         self.answers: dict[str, list[int]] = {}
@@ -180,6 +232,16 @@ class ToyEngine:
     def worker_side(self) -> WorkerSide:
         """The worker's half of the connector."""
         return self.worker._worker_side
+
+    @property
+    def paging(self) -> Paging:
+        """How its KV is cut into pages."""
+        return self.worker._paging
+
+    @property
+    def prefilled(self) -> dict[str, Prefilled]:
+        """How each request was prefilled."""
+        return self.connector.prefilled
 
     @property
     def free_blocks(self) -> int:
@@ -235,6 +297,27 @@ class ToyEngine:
         self.scheduler.shutdown()
 
 
+def _layer(kind: int) -> str:
+    return f"layer{kind}"
+
+
+def _head_size(kind: int, groups: Sequence[PageGroup]) -> int:
+    return max(group.times for group in groups) // groups[kind].times
+
+
+def _spec(kind: int, groups: Sequence[PageGroup]) -> KVCacheSpec:
+    window, times, chunks = groups[kind]
+    shape: dict[str, Any] = {
+        "block_size": PAGE * times,
+        "num_kv_heads": 1,
+        "head_size": _head_size(kind, groups),
+        "dtype": torch.float32,
+    }
+    if chunks:
+        return ChunkedLocalAttentionSpec(attention_chunk_size=window, **shape)
+    return SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+
+
 @cache
 def _hasher() -> Callable[[Request], list[Any]]:
     init_none_hash(sha256)
@@ -253,23 +336,27 @@ def _vllm_config(model: Path) -> VllmConfig:
     ).create_engine_config()
 
 
-def _config(folder: Path, blocks: int, async_scheduling: bool, model: Path, kv: dict[str, Any]) -> VllmConfig:
+def _config(
+    folder: Path, blocks: int, async_scheduling: bool, model: Path, groups: Sequence[PageGroup], kv: dict[str, Any]
+) -> VllmConfig:
     config = copy.copy(_vllm_config(model))
     for part in ("scheduler_config", "cache_config", "compilation_config", "parallel_config"):
         setattr(config, part, copy.copy(getattr(config, part)))
     config.scheduler_config.async_scheduling = async_scheduling
-    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = PAGE
     config.cache_config.enable_prefix_caching = True
-    layer = SimpleNamespace(
-        num_kv_heads=1,
-        head_size=1,
-        head_size_v=1,
-        impl=SimpleNamespace(do_kv_cache_update=_write),
-        get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "TOY"),
-    )
-    config.compilation_config.static_forward_context = {_LAYER: layer}
+    config.compilation_config.static_forward_context = {
+        _layer(kind): SimpleNamespace(
+            num_kv_heads=1,
+            head_size=_head_size(kind, groups),
+            head_size_v=_head_size(kind, groups),
+            impl=SimpleNamespace(do_kv_cache_update=_write),
+            get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "TOY"),
+        )
+        for kind in range(len(groups))
+    }
     config.kv_transfer_config = KVTransferConfig(
         kv_connector="InProcessConnector",
         kv_connector_module_path=__name__,
@@ -281,7 +368,7 @@ def _config(folder: Path, blocks: int, async_scheduling: bool, model: Path, kv: 
 
 
 def _write(_layer: object, keys: torch.Tensor, values: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
-    """The toy's attention backend: writes keys and values, shape [tokens, 1, 1], into the slots of a cache."""
-    blocks, offsets = slots // PAGE, slots % PAGE
+    """The toy's attention backend: writes keys and values, shape [tokens, 1, size], into the slots of a cache."""
+    blocks, offsets = slots // kv.shape[2], slots % kv.shape[2]
     kv[blocks, 0, offsets] = keys[:, 0].to(kv.dtype)
     kv[blocks, 1, offsets] = values[:, 0].to(kv.dtype)

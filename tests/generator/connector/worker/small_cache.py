@@ -5,6 +5,7 @@ import torch
 from generator.connector.blocks.cpu_blocks import CpuBlocks
 from generator.connector.blocks.layout_map import KvShape
 from generator.connector.blocks.paged_blocks import EngineCache
+from protocol.kv import Paging
 
 
 def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> CpuBlocks:
@@ -15,7 +16,9 @@ def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dty
     }
 
     return CpuBlocks(
-        EngineCache(caches, blocks, tokens, lambda name: _Writer(KvShape(tokens, caches[name].shape[2], dim, dim)))
+        EngineCache(
+            caches, blocks, Paging(tokens), lambda name: _Writer(KvShape(tokens, caches[name].shape[2], dim, dim))
+        )
     )
 
 

@@ -20,6 +20,7 @@ from generator.connector.blocks.layout_map import slabs_of
 from generator.connector.blocks.open_blocks import layers_of
 from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.connector import RagtreeConnector
+from protocol.kv import Paging
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_blocks_are_found_in_what_vllm_makes_of_a_layout(layout):
     tensor = KVCacheTensor(size=size, layers=names, layer_stride=strides[0], block_stride=strides[1], offset=0)
     memory = torch.randint(0, 100, (size,)).to(torch.int8)
     views = create_kv_cache_views(memory, spec, BLOCKS, layout, tensor)
-    blocks = CpuBlocks(EngineCache(dict(zip(names, views, strict=True)), BLOCKS, TOKENS, writer_of))
+    blocks = CpuBlocks(EngineCache(dict(zip(names, views, strict=True)), BLOCKS, Paging(TOKENS), writer_of))
     assert blocks.page_bytes == spec.page_size_bytes * LAYERS
     assert (len(slabs_of(views)) == 1) == layout.is_block_outermost
 

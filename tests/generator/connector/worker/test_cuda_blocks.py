@@ -17,6 +17,7 @@ from generator.connector.blocks.cuda_blocks import CudaBlocks
 from generator.connector.blocks.cuda_copies import CudaCopies
 from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.step_jobs import BlockCopy
+from protocol.kv import Paging
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ARENA_ROWS = 9
@@ -31,8 +32,8 @@ class Cache:
         self._layout = layout
         self._caches = caches_in(layout, dtype)
         self.copies = LateCopies()
-        self.blocks = CudaBlocks(EngineCache(self._caches, BLOCKS, TOKENS, writer_of), self.copies)
-        self.on_cpu = CpuBlocks(EngineCache(self._caches, BLOCKS, TOKENS, writer_of))
+        self.blocks = CudaBlocks(EngineCache(self._caches, BLOCKS, Paging(TOKENS), writer_of), self.copies)
+        self.on_cpu = CpuBlocks(EngineCache(self._caches, BLOCKS, Paging(TOKENS), writer_of))
         # As in an arena, rows are aligned: a row does not begin where the last one ends.
         stride = -(-self.blocks.page_bytes // 4096) * 4096
         self.host = np.full((ARENA_ROWS, stride), 0xDD, np.uint8)[:, : self.blocks.page_bytes]

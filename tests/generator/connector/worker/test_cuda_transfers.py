@@ -24,7 +24,7 @@ from generator.connector.worker.tier_jobs import TierJobs
 from generator.tiers.arena import HostArena
 from generator.tiers.base import TierFull
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvNode, LostCopy, Pages
+from protocol.kv import KvNode, LostCopy, Pages, Paging
 from protocol.tiers import Tier
 
 PATIENCE_S = 10.0
@@ -38,11 +38,11 @@ class Worker:
     def __init__(self, folder: Path, layout: str, threads: int = 2, free: int = 1 << 20) -> None:
         caches = caches_in(layout, torch.bfloat16)
         self.copies = LateCopies(free)
-        self.blocks = CudaBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of), self.copies)
-        self._on_cpu = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
+        self.blocks = CudaBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of), self.copies)
+        self._on_cpu = CpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of))
         size = self.blocks.page_bytes
-        self.arena = HostArena(folder / "arena.kv", "weights", TOKENS, size, 8, self.blocks.pin)
-        self.disk = DiskTier(folder / "disk", "weights", TOKENS, size, 1 << 20)
+        self.arena = HostArena(folder / "arena.kv", "weights", Paging(TOKENS), size, 8, self.blocks.pin)
+        self.disk = DiskTier(folder / "disk", "weights", Paging(TOKENS), size, 1 << 20)
         tiers = {Tier.HOST: self.arena, Tier.DISK: self.disk}
         self.jobs = TierJobs(self.blocks, tiers)
         self.loads = BackgroundLoads(self.blocks, tiers, threads, self._load_ended, self._stage)

@@ -13,15 +13,16 @@ from generator.connector.blocks import pinned_path
 from generator.connector.blocks.cuda_blocks import CudaBlocks
 from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.blocks.staged_pages import DeviceStagedPages, HostStagedPages
+from protocol.kv import Paging
 
 
 def blocks_with(free_pages: float, layout: str = "LBNHC") -> CudaBlocks:
     """Blocks on a device that stages up to this many pages."""
     size = CudaBlocks(
-        EngineCache(caches_in(layout, torch.bfloat16), BLOCKS, TOKENS, writer_of), LateCopies(0)
+        EngineCache(caches_in(layout, torch.bfloat16), BLOCKS, Paging(TOKENS), writer_of), LateCopies(0)
     ).page_bytes
     copies = LateCopies(int(4 * free_pages * size))
-    return CudaBlocks(EngineCache(caches_in(layout, torch.bfloat16), BLOCKS, TOKENS, writer_of), copies)
+    return CudaBlocks(EngineCache(caches_in(layout, torch.bfloat16), BLOCKS, Paging(TOKENS), writer_of), copies)
 
 
 @pytest.mark.parametrize("free_pages", [9, 0])

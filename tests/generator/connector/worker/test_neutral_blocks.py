@@ -21,6 +21,7 @@ from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.neutral_order import NeutralOrder
 from generator.connector.blocks.paged_blocks import EngineCache, LayerPlaces, PagedBlocks
 from protocol.errors import ConfigError
+from protocol.kv import Paging
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 layouts, dtypes = st.sampled_from(LAYOUTS), st.sampled_from(DTYPES)
@@ -31,8 +32,8 @@ class Cache:
 
     def __init__(self, layout: str, dtype: torch.dtype, seed: int) -> None:
         caches = filled_alike(layout, dtype, seed)
-        self.neutral = NeutralCpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
-        self.own = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
+        self.neutral = NeutralCpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of))
+        self.own = CpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of))
 
     def own_pages(self) -> list[bytes]:
         return [page_of(self.own, block).tobytes() for block in range(BLOCKS)]
@@ -90,7 +91,7 @@ def test_a_page_has_all_keys_of_a_layer_then_its_values_token_by_token(layout):
     for number, cache in enumerate(caches.values()):
         Writer().write(cache[:1] if len(cache) == BLOCKS else cache[:, :1], keys + 1000 * number, -keys - 1000 * number)
     page = (
-        page_of(NeutralCpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of)), 0, 3)
+        page_of(NeutralCpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of)), 0, 3)
         .view(np.float32)
         .reshape(3, 2, TOKENS, -1)
     )
@@ -103,7 +104,7 @@ def test_a_page_has_all_keys_of_a_layer_then_its_values_token_by_token(layout):
 
 
 def test_an_engine_whose_own_order_is_the_neutral_one_needs_no_setting():
-    own = CpuBlocks(EngineCache(caches_in("blocks, K and V", torch.float32), BLOCKS, TOKENS, writer_of))
+    own = CpuBlocks(EngineCache(caches_in("blocks, K and V", torch.float32), BLOCKS, Paging(TOKENS), writer_of))
     assert own.layout == Cache("LBHNC", torch.float32, 1).neutral.layout
 
 

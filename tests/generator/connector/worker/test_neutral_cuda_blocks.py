@@ -16,6 +16,7 @@ from generator.connector.blocks.cpu_blocks import CpuBlocks, NeutralCpuBlocks
 from generator.connector.blocks.cuda_blocks import NeutralCudaBlocks
 from generator.connector.blocks.paged_blocks import EngineCache
 from generator.connector.blocks.staged_pages import DeviceStagedPages, HostStagedPages
+from protocol.kv import Paging
 
 ROWS = 9
 layouts, dtypes = st.sampled_from(LAYOUTS), st.sampled_from([torch.bfloat16, torch.float32])
@@ -27,9 +28,9 @@ class Cache:
     def __init__(self, layout: str, dtype: torch.dtype, seed: int, pinned: bool = True, free: int = 1 << 20) -> None:
         caches = filled_alike(layout, dtype, seed)
         self.copies = LateCopies(free)
-        self.blocks = NeutralCudaBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of), self.copies)
-        self.on_cpu = NeutralCpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
-        self._own = CpuBlocks(EngineCache(caches, BLOCKS, TOKENS, writer_of))
+        self.blocks = NeutralCudaBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of), self.copies)
+        self.on_cpu = NeutralCpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of))
+        self._own = CpuBlocks(EngineCache(caches, BLOCKS, Paging(TOKENS), writer_of))
         # As in an arena, a row does not begin where the last one ends.
         self.host = np.full((ROWS, self.blocks.page_bytes + 64), 0xDD, np.uint8)[:, : self.blocks.page_bytes]
         if pinned:

@@ -11,7 +11,7 @@ from tier_checks import used_bytes
 from generator.connector.worker.open_tiers import _disk_rate, measure_memory, open_tiers
 from generator.settings import KvPlaces
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvNode
+from protocol.kv import KvNode, Paging
 
 PROBE_PAGES = 8
 BLOCKS = small_cache(PROBE_PAGES + 1, 32, 8, 2, torch.bfloat16)
@@ -23,7 +23,7 @@ def open_disk(tmp_path):
     opened = []
 
     def open_(max_bytes: int) -> DiskTier:
-        opened.append(DiskTier(tmp_path, "fingerprint", PAGE_TOKENS, PAGE_BYTES, max_bytes))
+        opened.append(DiskTier(tmp_path, "fingerprint", Paging(PAGE_TOKENS), PAGE_BYTES, max_bytes))
         return opened[-1]
 
     yield open_

@@ -19,7 +19,7 @@ from generator.peers.wire import PeerUnreachable, Reason
 from generator.settings import PeerSettings
 from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerCopy, PeerRead
+from protocol.kv import KvMemory, KvNode, LostCopy, Pages, Paging, PeerCopy, PeerRead
 from protocol.tiers import Tier
 
 BLOCKS, PAGE_TOKENS, PAGES = 20, 4, 6
@@ -35,8 +35,8 @@ class Machine:
         (folder / "key").write_text(key)
         self.blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
         size = self.blocks.page_bytes
-        self.host = HostArena(folder / "host.kv", "weights", PAGE_TOKENS, size, 9)
-        self.disk = DiskTier(folder / "disk", "weights", PAGE_TOKENS, size, 1 << 20)
+        self.host = HostArena(folder / "host.kv", "weights", Paging(PAGE_TOKENS), size, 9)
+        self.disk = DiskTier(folder / "disk", "weights", Paging(PAGE_TOKENS), size, 1 << 20)
         tiers = {Tier.HOST: self.host, Tier.DISK: self.disk}
         settings = PeerSettings(key_file=folder / "key", host="127.0.0.1", timeout_s=timeout_s)
         self.peering = Peering(settings, settings.key(), tiers, "weights", size, 0)

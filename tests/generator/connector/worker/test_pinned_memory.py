@@ -8,6 +8,7 @@ import pytest
 from generator.connector.blocks import cuda_copies
 from generator.connector.blocks.cuda_copies import register
 from generator.tiers.arena import HostArena
+from protocol.kv import Paging
 
 ROWS, STRIDE = 10, 4096
 MEMORY = np.zeros((ROWS, STRIDE), np.uint8)[:, :1000]
@@ -76,7 +77,9 @@ def test_what_cuda_refuses_in_part_is_not_registered_at_all(refused):
 
 def test_an_arena_is_pinned_while_it_is_attached(tmp_path):
     runtime = Runtime()
-    arena = HostArena(tmp_path / "a.kv", "f", 4, 1000, 6, lambda memory: register(runtime, runtime.clear, memory))
+    arena = HostArena(
+        tmp_path / "a.kv", "f", Paging(4), 1000, 6, lambda memory: register(runtime, runtime.clear, memory)
+    )
     assert list(runtime.registered.values()) == [6 * 4096]
     arena.close()
     arena.close()

@@ -52,7 +52,7 @@ class InterruptedWriter:
 @pytest.mark.parametrize("at", range(PAGES))
 def test_a_copy_whose_pages_are_taken_meanwhile_is_not_published(tmp_path, at):
     blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
-    sizes = (PAGE_TOKENS, blocks.page_bytes)
+    sizes = (blocks.paging, blocks.page_bytes)
     own, others = (HostArena(tmp_path / "kv.arena", "weights", *sizes, PAGES) for _ in range(2))
     disk = InterruptedDisk(tmp_path / "kv", "weights", *sizes, 1 << 20)
 
@@ -82,7 +82,7 @@ class SilentStore(DiskTier):
 
 def test_a_purge_reports_a_tier_that_does_not_answer_and_empties_the_others(tmp_path):
     blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
-    sizes = (PAGE_TOKENS, blocks.page_bytes)
+    sizes = (blocks.paging, blocks.page_bytes)
     host = HostArena(tmp_path / "kv.arena", "weights", *sizes, PAGES)
     store = SilentStore(tmp_path / "kv", "weights", *sizes, 1 << 20)
     for tier, pages in ((host, BEFORE), (store, None)):

@@ -17,7 +17,7 @@ from generator.connector.worker import worker_side
 from generator.connector.worker.worker_side import WorkerSide
 from generator.tiers.base import NullTier
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvMemory, KvNode, LostCopy
+from protocol.kv import KvMemory, KvNode, LostCopy, Paging
 from protocol.tiers import Tier
 
 BLOCKS, PAGE_TOKENS, PAGES = 20, 4, 6
@@ -35,7 +35,7 @@ class Loading:
     def __init__(self, folder, threads: int) -> None:
         self.blocks = small_cache(BLOCKS, PAGE_TOKENS, 8, 4, torch.bfloat16)
         self._folder = folder
-        disk = DiskTier(folder, "weights", PAGE_TOKENS, self.blocks.page_bytes, 1 << 20)
+        disk = DiskTier(folder, "weights", Paging(PAGE_TOKENS), self.blocks.page_bytes, 1 << 20)
         self.pages = {}
         for prefix, name in enumerate(("aa", "bb")):
             node = KvNode(name, "tenant", (name,), prefix * PAGES * PAGE_TOKENS, PAGES * PAGE_TOKENS)
