@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
+_DRAFTS = ("ngram", "ngram_gpu", "suffix")
+"""Ways to draft tokens without layers of their own. Rejected tokens are behind the prompt, and so behind all nodes."""
 _SET_TO_1 = "set it to 1"
 _LEAVE_OUT = "leave it out"
 _OWN_DTYPE = "set kv_cache_dtype to the model's own dtype"
@@ -59,8 +61,6 @@ _OPTIONS = (
     _Option("scheduler_config.scheduler_cls", (None,), _LEAVE_OUT),
     # Without it, vLLM frees the blocks outside of sliding windows, and makes several groups of blocks.
     *(() if SERVES_GROUPS else (_Option("scheduler_config.disable_hybrid_kv_cache_manager", (True,), _LEAVE_OUT),)),
-    # Draft layers have their own KV, and rejected tokens leave theirs behind.
-    _Option("speculative_config", (None,), _LEAVE_OUT),
     # A diffusion model computes the same tokens' KV several times.
     _Option("diffusion_config", (None,), _LEAVE_OUT),
     # These two replace the weights, or drop the engine's blocks, under KV that the connector still holds.
@@ -96,6 +96,9 @@ def check_config(config: "VllmConfig") -> None:
             name = option.place.rpartition(".")[2]
             shown = f"{name}={value}" if isinstance(value, int | str) else name
             raise _refusal(f"vLLM's {shown}", option.instead)
+    drafts = config.speculative_config
+    if drafts is not None and drafts.method not in _DRAFTS:
+        raise _refusal(f"speculative decoding by {drafts.method}", "use the method ngram or suffix, or leave it out")
     model = config.model_config
     for trait, is_found in _UNSUPPORTED_MODELS.items():
         if is_found(model):

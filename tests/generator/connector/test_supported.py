@@ -72,6 +72,7 @@ class TestOptions:
             {"scheduling_policy": "priority"},
             {"distributed_executor_backend": "mp"},
             {"distributed_executor_backend": "mp", "tensor_parallel_size": 2},
+            {"speculative_config": NGRAM},
             {"disable_hybrid_kv_cache_manager": True},
             {"disable_hybrid_kv_cache_manager": False},
             {"model": "mistral"},
@@ -97,7 +98,6 @@ class TestOptions:
             ),
             ({"data_parallel_size": 2}, "vLLM's data_parallel_size=2: set it to 1 and start one instance for each"),
             ({"scheduler_cls": "a.Scheduler"}, "vLLM's scheduler_cls=a.Scheduler: leave it out"),
-            ({"speculative_config": NGRAM}, "vLLM's speculative_config: leave it out"),
             ({"weight_transfer_config": {"backend": "nccl"}}, "vLLM's weight_transfer_config: leave it out"),
             ({"runner": "pooling"}, "vLLM's runner_type=pooling: set runner to generate"),
             ({"kv_cache_dtype": "float16"}, "vLLM's kv_cache_dtype=float16: set kv_cache_dtype to the model's own"),
@@ -129,6 +129,12 @@ class TestOptions:
         assert name in vars(getattr(config, part))
         setattr(getattr(config, part), name, value)
         assert f"vLLM's {name}={value}: " in refusal(check_config, config)
+
+    @pytest.mark.parametrize("method", ["eagle", "draft_model", "medusa", "mtp"])
+    def test_draft_models_are_refused(self, configured, method):
+        config = configured(speculative_config=NGRAM)
+        config.speculative_config.method = method
+        assert f"speculative decoding by {method}: use the method ngram or suffix" in refusal(check_config, config)
 
     def test_diffusion_is_refused(self, configured):
         config = configured()

@@ -197,3 +197,25 @@ async def test_any_other_model_is_served_without_the_connector(tmp_path, kind):
         assert again.prefill.loaded.keys() <= {GPU}
     finally:
         await engine.close()
+
+
+async def test_drafted_tokens_change_no_answer(tmp_path):
+    """With drafts of which many are right and many wrong: a question whose answer repeats itself, and others."""
+    folder = make_tiny_model(tmp_path / "model", llama())
+    path = kv_path((SYSTEM, FIRST, SECOND))
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    answers = {}
+    for given in ({}, {"speculative_config": drafts}):
+        settings = small_engine(tmp_path)
+        settings.engine_args |= given
+        async with started(settings, folder) as engine:
+            for tier in (None, GPU, HOST, DISK):
+                stored = kv_path(path.segments)
+                if tier is not None:
+                    await put(engine, stored, tier)
+                plan = stored.plan("why?", tier, None if tier is None else GPU)
+                answer = await generate(engine, plan, Sampling(64, logprobs=True))
+                assert answer.prefill.loaded == ({} if tier is None else {tier: path.tokens})
+                answers[bool(given), tier] = [token.token_id for token in answer.logprobs]
+    assert len({tuple(answer) for answer in answers.values()}) == 1
+    assert len(answers[True, GPU]) == 64
