@@ -265,7 +265,7 @@ class Node:
 
         Sliding windows make a long document's copy smaller than its tokens, and a short one's larger.
         """
-        return self.average_cost * self.tokens / self.room
+        return self.average_cost if self.room == self.tokens else self.average_cost * self.tokens / self.room
 
     def count_computation(self, seconds_per_token: float) -> None:
         """Count a request that computes the node: ``average_cost`` is the mean over these (RAGCache, eq. 3)."""
