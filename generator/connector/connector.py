@@ -116,10 +116,12 @@ class RagtreeConnector(WorkerConnector):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
-        self, request: "Request", block_ids: tuple[list[int], ...]
+        self,
+        request: "Request",
+        block_ids: tuple[list[int], ...],  # noqa: ARG002 - known step by step, also those that a window has passed
     ) -> tuple[bool, dict[str, Any] | None]:
         """Do as ``request_finished``, with the blocks of each group."""
-        self._scheduler_side.complete(request, block_ids)
+        self._scheduler_side.complete(request)
         return False, None
 
     def has_pending_push_work(self) -> bool:

@@ -261,10 +261,6 @@ class PlannedRequest:
         """Where the request's documents stand."""
         return PlacedDocuments(self.plan.namespace, self.path, tuple(self.nodes))
 
-    def node_blocks(self, index: int) -> tuple[int, ...] | None:
-        """The blocks that hold a node. None if the request has not got all, or lost them after its first token."""
-        return self.blocks.of_node(self.nodes[index])
-
     def accepted(self, external: int) -> None:
         """Count ``external`` tokens of the offer as cached: the engine has blocks for them."""
         local, _, nodes, *_ = self.offer

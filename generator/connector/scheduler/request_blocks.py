@@ -43,11 +43,8 @@ class RequestBlocks:
         self.groups: list[list[int]] = [[] for _ in paging.groups]
         self.windows: dict[str, tuple[int, ...]] = {}
 
-    def __bool__(self) -> bool:
-        return any(self.groups)
-
     def __iter__(self) -> Iterator[int]:
-        """All blocks that it has or had, without those of ``windows``."""
+        """All blocks that it has, or had before a window passed them, without those of ``windows``."""
         return (block for blocks in self.groups for block in blocks if block != NULL_BLOCK)
 
     def replace(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -69,7 +66,7 @@ class RequestBlocks:
             yield from (block for block in group[tokens // self._paging.group_tokens(number) :] if block != NULL_BLOCK)
 
     def of_node(self, node: KvNode) -> tuple[int, ...] | None:
-        """The blocks with the pages of a node, in their order. None if some are not there, or not any more."""
+        """The blocks with the pages of a node, in their order. None if the request has not got all, or lost some."""
         kept = self.windows.get(node.key, ())
         at = 0
         found: list[int] = []

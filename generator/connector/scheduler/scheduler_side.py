@@ -170,7 +170,7 @@ class SchedulerSide:
             # Copies between the engine's own blocks are fast and do not fail: the request computes in this very step.
             self._copies += load.copies
 
-    def complete(self, request: "Request", blocks: Sequence[Sequence[int]]) -> None:
+    def complete(self, request: "Request") -> None:
         """Record the end of a request, finished or aborted. Its blocks return to the pool after this call."""
         self._requests.pop(request.request_id, None)
         state = self._states.pop(request.request_id, None)
@@ -186,9 +186,6 @@ class SchedulerSide:
                 self._prefilled(state)
         self._transfers.forget_message(state.plan.query_id)
         self._compositions.drop(request.request_id)
-        if any(blocks):
-            state.blocks.replace(blocks)
-        # Without blocks, a preemption has taken them since the last step.
         self._leaves_blocks(state)
         self._windows.give_back(state)
         if not state.reported:
@@ -341,7 +338,7 @@ class SchedulerSide:
             elif planned.saved_to is not None:
                 self._transfers.cannot_save(name, node.key, planned.saved_to)
             return
-        blocks = state.node_blocks(index)
+        blocks = state.blocks.of_node(node)
         if planned.kept is Tier.GPU and blocks is not None and self._gpu.can_be_found(node, blocks):
             self._gpu.hold(node, state.parent(index), blocks)
             self._lost.discard(LostCopy(node.key, Tier.GPU))

@@ -42,7 +42,7 @@ def test_what_the_request_never_had_is_missing(blocks):
 def test_windows_outlive_the_blocks(blocks):
     blocks.windows["first"] = (22, 23)
     blocks.clear()
-    assert not blocks
+    assert blocks.groups == [[], []]
     assert list(blocks) == []
     assert blocks.of_node(FIRST) is None
     blocks.replace([[31, 32, 33], [NULL_BLOCK] * 3])

@@ -74,7 +74,7 @@ class Engine:
         self.side.end_step()
 
     def end(self, request: SimpleNamespace, blocks: list[int]) -> None:
-        self.side.complete(request, [blocks])
+        self.side.complete(request)
         self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
 
     def prefill(self, name: str, kept: Tier | None, reached: int | None = None) -> list[int]:
@@ -363,7 +363,7 @@ def test_a_deletion_finds_the_blocks_that_a_preempted_request_has_left(engine, m
             case "resumed":
                 engine.allocate(request)
             case "aborted":
-                engine.side.complete(request, [])
+                engine.side.complete(request)
             case "deleted":
                 message = RequestMessage("deletion", orders=Orders(forget=(("n", "c1"),)))
                 engine.side.admit(SimpleNamespace(request_id="deletion", num_tokens=1, num_computed_tokens=0), message)

@@ -4,10 +4,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from toy_documents import Documents
-from toy_engine import ToyEngine
+from toy_documents import NAMESPACE, Documents
+from toy_engine import ToyEngine, answer_to
 
-from protocol.kv import PageGroup
+from generator.connector.messages import RequestMessage
+from protocol.kv import Orders, PageGroup
 from protocol.tiers import Tier
 
 BLOCKS = 100
@@ -125,3 +126,17 @@ def test_all_blocks_are_free_in_the_end(engine, documents):
     engine.abort("aborted")
     engine.run_until(lambda: engine.idle)
     assert engine.free_blocks == free
+
+
+def test_nothing_of_a_document_that_is_deleted_during_its_prefill_is_found_later(engine, documents):
+    """Also not in blocks that the window has passed since."""
+    prompt = [*documents.tokens, 1, 2]
+    engine.send(documents.message("prefills", None, Tier.HOST), prompt, 2)
+    for _ in range(2):
+        engine.step()
+    orders = Orders(forget=((NAMESPACE, documents.contents[0]),))
+    engine.send(RequestMessage("deletes", orders=orders), [1], 1)
+    engine.run_until(lambda: engine.idle)
+    assert engine.answers["prefills"] == answer_to(prompt, 2, documents.paging.groups)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert [block.block_id for block in pool.blocks if block.block_hash is not None] == []
