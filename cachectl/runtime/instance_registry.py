@@ -140,7 +140,7 @@ def kv_difference(others: KvMemory | None, own: KvMemory | None) -> str:
             f"its blocks have {own.page_tokens} tokens, and those of the others {others.page_tokens}; "
             "set generator.engine_args.block_size"
         )
-    if own.groups != others.groups:
+    if len(own.groups) != len(others.groups):
         return (
             f"its layers keep KV in {len(own.groups)} groups, and those of the others in {len(others.groups)}; "
             "set generator.engine_args.disable_hybrid_kv_cache_manager alike"

@@ -138,26 +138,21 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
 
 def paging_of(kv_cache: "KVCacheConfig") -> Paging:
     """How the KV of a supported model is cut into pages: a page is a block of one of vLLM's groups of layers."""
-    groups = [(group.kv_cache_spec.block_size, group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
-    unit = gcd(*(size for size, _ in groups))
-    return Paging(
-        unit,
-        tuple(
-            PageGroup(_window(_layer_specs(spec)[0]), size // unit, _attends_to_chunks(_layer_specs(spec)[0]))
-            for size, spec in groups
-        ),
-    )
+    specs = [group.kv_cache_spec for group in kv_cache.kv_cache_groups]
+    unit = gcd(*(spec.block_size for spec in specs))
+    return Paging(unit, tuple(_page_group(spec, unit) for spec in specs))
+
+
+def _page_group(group: "KVCacheSpec", unit: int) -> PageGroup:
+    layer = _layer_specs(group)[0]
+    return PageGroup(_window(layer), group.block_size // unit, type(layer) is ChunkedLocalAttentionSpec)
 
 
 def _window(spec: "KVCacheSpec") -> int:
-    """How many tokens a layer's blocks are kept for; 0 for all."""
+    """How many tokens a layer attends to, or a chunk has; 0 for all."""
     if type(spec) is SlidingWindowSpec:
         return int(spec.sliding_window)
-    return int(spec.attention_chunk_size) if _attends_to_chunks(spec) else 0
-
-
-def _attends_to_chunks(spec: "KVCacheSpec") -> bool:
-    return type(spec) is ChunkedLocalAttentionSpec
+    return int(spec.attention_chunk_size) if type(spec) is ChunkedLocalAttentionSpec else 0
 
 
 def _layer_specs(group: "KVCacheSpec") -> "list[KVCacheSpec]":
