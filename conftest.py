@@ -45,7 +45,9 @@ _HAS_NONE: dict[str, Callable[[str], bool]] = {
     "not ray and not vllm": lambda content: bool(_ALL_ENGINE.search(content)),
 }
 """Whether a file has no test that is chosen: by ``make test``, ``.ci/run``, ``make prove`` and ``make unit``."""
-_ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/")
+_SEVERAL_ENGINES = "tests/stack/several_engines/"
+"""Each file in there starts a stack of several engines. For two such stacks at a time, 24 GiB of memory are too few."""
+_ONE_WORKER = ("tests/generator/", "tests/stack/shared_fake/", "tests/stack/shared_vllm/", _SEVERAL_ENGINES)
 _OWN_ENGINES = "tests/generator/own_engines/"
 """Each file in there starts engines that it does not share."""
 
@@ -120,7 +122,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 class ByFileOrFolder(LoadScopeScheduling):
-    """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack."""
+    """Hands the tests of a file to one worker, and all tests of a folder whose files share an engine or a stack.
+
+    So it does with a folder whose files must not run at the same time.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         shared = None

@@ -9,6 +9,19 @@ from contextlib import contextmanager
 import pytest
 from stacks import StackUnderTest
 
+_LOGGED_LINES = 80
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Add the end of the stacks' logs to a failure: what a stack did is nowhere else once it has stopped."""
+    report = yield
+    if report.failed:
+        given = [one for value in item.funcargs.values() for one in (value if isinstance(value, tuple) else (value,))]
+        for stack in (one for one in given if isinstance(one, StackUnderTest)):
+            report.sections.append(("the end of the stack's log", stack.log(_LOGGED_LINES)))
+    return report
+
 
 @contextmanager
 def starting(tmp_path_factory):

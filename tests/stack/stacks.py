@@ -28,6 +28,12 @@ POLL_S = 0.05
 HASHING = {"RAGTREE_RETRIEVER__EMBEDDER": '{"kind": "hashing"}'}
 """An embedder without a model: the retriever needs no torch, so a stack starts in half the time."""
 
+SMALL_ENGINE = {
+    "RAGTREE_GENERATOR__ENGINE_ARGS": '{"block_size": 32, "num_gpu_blocks_override": 256}',
+    "RAGTREE_GENERATOR__KV__HOST_GIB": "0.25",
+}
+"""An engine whose KV cache has 8,192 tokens. Ray kills the processes of a stack when a machine runs out of memory."""
+
 FAKE = {
     **HASHING,
     "RAGTREE_GENERATOR__ENGINE": "fake",
@@ -100,6 +106,11 @@ class StackUnderTest:
             assert job.status_code == 202, job.text
             ended = until(lambda: ended_job(client, job.json()["job_id"]))
             assert ended["failed_documents"] == 0
+
+    def log(self, lines: int) -> str:
+        """Return the last lines of its log."""
+        file = self.folder / "run" / "stack.log"
+        return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else ""
 
     def query(self, **body: Any) -> httpx.Response:
         with self.client() as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from second_machine import SecondMachine, of_several_machines
-from stacks import HASHING, StackUnderTest, come_to, until
+from stacks import HASHING, SMALL_ENGINE, StackUnderTest, come_to, until
 
 from services.stack.run_state import RunState
 
@@ -21,6 +21,7 @@ pytestmark = [
 
 ENVIRONMENT = {
     **HASHING,
+    **SMALL_ENGINE,
     "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
     # Copies go to disk at once, where the test can see them.
     "RAGTREE_GENERATOR__KV__HOST_GIB": "0",
@@ -113,8 +114,13 @@ def question(name: str, max_tokens: int) -> dict:
 
 @contextmanager
 def answering(stack: StackUnderTest, name: str):
-    """One instance answers for as long as the context is open."""
-    with stack.asking(**question(name, 800)) as events:
+    """One instance answers for as long as the context is open.
+
+    Its prompt is long beside what it finds: to wait for its turn costs more than to read at the other machine, on
+    machines of all speeds.
+    """
+    asked = question(name, 800)
+    with stack.asking(**{**asked, "query": " ".join([asked["query"]] * 80)}) as events:
         come_to(events, "output_text.delta")
         yield
 
