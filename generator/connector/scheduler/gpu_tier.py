@@ -6,6 +6,7 @@ Deleted documents are also found in blocks that nobody holds (``BlockOwners``).
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import lcm
 from typing import TYPE_CHECKING
 
 from generator.connector.scheduler.planned_request import PlannedRequest
@@ -37,6 +38,8 @@ class GpuTier:
 
     def __init__(self, paging: Paging) -> None:
         self._paging = paging
+        # Blocks of all groups end at its multiples.
+        self._together = lcm(*(paging.group_tokens(number) for number in range(len(paging.groups))))
         self._held: dict[str, _Held] = {}
         # How many held nodes hold a block.
         self._holders: Counter[int] = Counter()
@@ -85,14 +88,15 @@ class GpuTier:
         """Whether the engine's prefix cache finds the full blocks of a node. True if the engine has no such cache.
 
         Blocks that were computed again after a failed load cannot be found, and so other requests cannot share them.
-        Nor can those that a window was loaded into, but these are few.
+        Nor can those that a window was loaded into, but these are few, nor those after the last place where blocks of
+        all groups end: vLLM looks for prefixes that end there.
         """
         if not self.pool.enable_caching:
             return True
-        end, first = node.prefix_tokens + node.tokens, 0
+        end, first = (node.prefix_tokens + node.tokens) // self._together * self._together, 0
         for number, span in enumerate(self._paging.spans(node.prefix_tokens, node.tokens)):
             if not self._paging.groups[number].window:
-                whole = end // self._paging.group_tokens(number) - span.start
+                whole = max(0, end // self._paging.group_tokens(number) - span.start)
                 if any(self.pool.blocks[block].block_hash is None for block in blocks[first : first + whole]):
                     return False
             first += len(span)
