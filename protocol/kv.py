@@ -19,26 +19,36 @@ class PageGroup(NamedTuple):
     """The pages of one group of an engine's layers, each of ``times`` as many tokens as ``Paging`` counts in.
 
     The layers attend to the last ``window`` tokens, or to all if it is 0. If they attend to ``chunks``, a token attends
-    to those in its own chunk of ``window`` tokens, counted from the start of the prompt.
+    to those in its own chunk of ``window`` tokens, counted from the start of the prompt. If they keep ``states``, a
+    page is their state after a token, which sums up all before it: a window of that token.
     """
 
     window: int = 0
     times: int = 1
     chunks: bool = False
+    states: bool = False
 
     def first_attended(self, position: int) -> int:
-        """The first token that a token at this position attends to."""
+        """The first token that a token at this position attends to, or whose state it goes on from."""
         if not self.window:
             return 0
-        return position // self.window * self.window if self.chunks else max(0, position - self.window + 1)
+        if self.chunks:
+            return position // self.window * self.window
+        return max(0, position - self.window + (not self.states))
+
+    def first_kept(self, end: int) -> int:
+        """The first token that is kept for what follows the first ``end`` tokens.
+
+        That is what the last of them attends to, which is computed again if nothing follows. No state is kept for that.
+        """
+        return end - 1 if self.states else self.first_attended(end - 1)
 
 
 class Paging(NamedTuple):
     """How KV is cut into pages, which have ``page_tokens`` tokens or a multiple, for each group of an engine's layers.
 
     A prompt continues after whole nodes. So a node keeps, in each group, what a token right after it can attend to, and
-    what its own last token attends to, which is computed again if no token follows. The pages of a node are counted
-    through, group by group.
+    what ``PageGroup.first_kept`` says beside that. The pages of a node are counted through, group by group.
     """
 
     page_tokens: int = 1
@@ -51,8 +61,19 @@ class Paging(NamedTuple):
 
     @property
     def has_windows(self) -> bool:
-        """Whether a group attends to a window."""
+        """Whether a group attends to a window, or keeps states."""
         return any(group.window for group in self.groups)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a group keeps states."""
+        return any(group.states for group in self.groups)
+
+    def ends_states_at(self, position: int) -> bool:
+        """Whether a block with a state ends there."""
+        return any(
+            group.states and position % self.group_tokens(number) == 0 for number, group in enumerate(self.groups)
+        )
 
     def group_tokens(self, group: int) -> int:
         """How many tokens a page of a group has."""
@@ -63,7 +84,7 @@ class Paging(NamedTuple):
         end = prefix_tokens + tokens
         for group in self.groups:
             size = self.page_tokens * group.times
-            yield range(max(prefix_tokens, group.first_attended(end - 1)) // size, -(-end // size))
+            yield range(max(prefix_tokens, group.first_kept(end)) // size, -(-end // size))
 
     def page_count(self, prefix_tokens: int, tokens: int) -> int:
         """How many pages a node of ``tokens`` tokens has."""

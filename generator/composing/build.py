@@ -79,7 +79,7 @@ def _check_kind(config: "VllmConfig", blocks: PagedBlocks) -> None:
     if blocks.dtype is torch.uint8:
         raise ConfigError("KV in FP8 cannot be composed", "reuse")
     if not blocks.paging.keeps_all:
-        raise ConfigError("KV of layers with sliding windows cannot be composed: it is there for whole paths", "reuse")
+        raise ConfigError("KV of windows and of states cannot be composed: it is there for whole paths", "reuse")
 
 
 def _highest_of_ranks(scores: torch.Tensor) -> torch.Tensor:

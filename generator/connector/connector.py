@@ -96,6 +96,13 @@ class RagtreeConnector(WorkerConnector):
         """The number of tokens a request can load, and whether they load in the background."""
         return self._scheduler_side.match(request, num_computed_tokens)
 
+    def tokens_to_node_end(self, request: "Request", start: int) -> int:
+        """How many tokens after the first ``start`` ones a node to keep ends; 0 if none does.
+
+        Called by ``NodeEndScheduler``, not by vLLM.
+        """
+        return self._scheduler_side.tokens_to_node_end(request, start)
+
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Record a request's blocks."""
         self._scheduler_side.allocated(request, blocks.get_block_ids(), num_external_tokens)

@@ -219,12 +219,13 @@ class Purge:
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
     """Jobs of one step.
 
-    ``loads`` run in the background. ``copies`` are made before the step's forward pass, which needs them. ``compose``
-    runs after it. The ``transfers`` start then, in this order, then the ``purges``. ``inquiries`` are names under which
-    to report what the tiers hold. An ``idle`` step computes nothing, because all pending work waits for the worker
-    side.
+    ``states`` are copied first, before the step overwrites them. ``loads`` run in the background. ``copies`` are made
+    before the step's forward pass, which needs them. ``compose`` runs after it. The ``transfers`` start then, in this
+    order, then the ``purges``. ``inquiries`` are names under which to report what the tiers hold. An ``idle`` step
+    computes nothing, because all pending work waits for the worker side.
     """
 
+    states: list[BlockCopy] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     compose: ComposeStep | None = None

@@ -1,7 +1,8 @@
 """What RAGTree's connector supports of vLLM: an allow-list. An engine of anything else starts without the connector.
 
 The connector finds KV by its tokens and copies whole blocks. So a model or an option belongs here only if a block's KV
-depends on nothing but the tokens up to its end, and stays in its block as long as a later token attends to it.
+depends on nothing but the tokens up to its end, and stays in its block as long as a later token attends to it; a state
+depends on all tokens before, and is copied before the next step overwrites it.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVQuantMode,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
 from generator.connector.refusal import UnsupportedByConnector, refusal_passed_on
+from generator.connector.scheduler import node_end_scheduler
 from protocol.kv import PageGroup, Paging
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ _OPTIONS = (
     _Option("parallel_config.enable_elastic_ep", (False,), _LEAVE_OUT),
     _Option("parallel_config.enable_dbo", (False,), _LEAVE_OUT),
     _Option("parallel_config.ubatch_size", (0, 1), _LEAVE_OUT),
-    _Option("scheduler_config.scheduler_cls", (None,), _LEAVE_OUT),
+    _Option("scheduler_config.scheduler_cls", (None, *node_end_scheduler.NAMES), _LEAVE_OUT),
     # Without it, vLLM frees the blocks outside of sliding windows, and makes several groups of blocks.
     *(() if SERVES_GROUPS else (_Option("scheduler_config.disable_hybrid_kv_cache_manager", (True,), _LEAVE_OUT),)),
     # A diffusion model computes the same tokens' KV several times.
@@ -77,7 +80,6 @@ _OPTIONS = (
 _UNSUPPORTED_MODELS: dict[str, Callable[[Any], Any]] = {
     "an encoder and a decoder": lambda model: model.is_encoder_decoder,
     "no attention": lambda model: model.is_attention_free,
-    "state layers such as Mamba's": lambda model: model.is_hybrid,
 }
 
 
@@ -96,6 +98,8 @@ def check_config(config: "VllmConfig") -> None:
             name = option.place.rpartition(".")[2]
             shown = f"{name}={value}" if isinstance(value, int | str) else name
             raise _refusal(f"vLLM's {shown}", option.instead)
+    if config.model_config.is_hybrid:
+        _check_states(config)
     drafts = config.speculative_config
     if drafts is not None and drafts.method not in _DRAFTS:
         raise _refusal(f"speculative decoding by {drafts.method}", "use the method ngram or suffix, or leave it out")
@@ -116,12 +120,37 @@ def check_config(config: "VllmConfig") -> None:
         raise _refusal(f"vLLM's kv_cache_dtype={cache_dtype}", _OWN_DTYPE)
 
 
+def _check_states(config: "VllmConfig") -> None:
+    """Check an engine whose model has layers with states beside attention."""
+    states = "models with state layers such as Mamba's"
+    if not SERVES_GROUPS:
+        raise _refusal(f"{states} in this release of vLLM", _WITHOUT)
+    scheduling = config.scheduler_config
+    scheduler = node_end_scheduler.NAMES[bool(scheduling.async_scheduling)]
+    if scheduling.scheduler_cls != scheduler:
+        named = scheduling.scheduler_cls or "vLLM's own scheduler"
+        steps = "with" if scheduling.async_scheduling else "without"
+        raise _refusal(f"{states} with {named}", f"set scheduler_cls to {scheduler} {steps} async_scheduling")
+    mode = config.cache_config.mamba_cache_mode
+    if mode != "align":
+        raise _refusal(f"{states} with mamba_cache_mode={mode}", "set it to align, and enable_prefix_caching to true")
+    if config.cache_config.prefix_match_unit is not None:
+        raise _refusal(f"{states} with prefix_match_unit", _LEAVE_OUT)
+    if config.speculative_config is not None:
+        # A rejected token has changed the state.
+        raise _refusal(f"{states} with speculative decoding", _LEAVE_OUT)
+
+
 def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
     """Check what vLLM keeps for each layer of the loaded model. Raises UnsupportedByConnector."""
     groups = kv_cache.kv_cache_groups
     if not groups or (len(groups) > 1 and not SERVES_GROUPS):
         raise _refusal("models whose layers keep different kinds of KV", _WITHOUT)
-    specs = [spec for group in groups for spec in _layer_specs(group.kv_cache_spec)]
+    specs = [spec for spec in _specs(kv_cache) if type(spec) is not MambaSpec]
+    sizes = {group.kv_cache_spec.block_size for group in groups}
+    if len(specs) < len(_specs(kv_cache)) and (len(sizes) > 1 or not specs):
+        # vLLM then finds states within blocks.
+        raise _refusal("states in blocks of other lengths than those of attention, or without attention", _WITHOUT)
     for spec in specs:
         if _window(spec) and not SERVES_GROUPS:
             raise _sliding_window(_window(spec))
@@ -132,7 +161,10 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
             raise _refusal("quantised KV", _OWN_DTYPE)
     if len({spec.dtype for spec in specs}) > 1:
         raise _refusal("layers with KV in different dtypes", _OWN_DTYPE)
-    if any(len({_window(spec) for spec in _layer_specs(group.kv_cache_spec)}) > 1 for group in groups):
+    kinds = [
+        {(type(spec) is MambaSpec, _window(spec)) for spec in _layer_specs(group.kv_cache_spec)} for group in groups
+    ]
+    if any(len(kind) > 1 for kind in kinds):
         raise _refusal("layers of different windows in one group", _WITHOUT)
 
 
@@ -144,8 +176,10 @@ def paging_of(kv_cache: "KVCacheConfig") -> Paging:
 
 
 def _page_group(group: "KVCacheSpec", unit: int) -> PageGroup:
-    layer = _layer_specs(group)[0]
-    return PageGroup(_window(layer), group.block_size // unit, type(layer) is ChunkedLocalAttentionSpec)
+    layer, times = _layer_specs(group)[0], group.block_size // unit
+    if type(layer) is MambaSpec:
+        return PageGroup(1, times, states=True)
+    return PageGroup(_window(layer), times, type(layer) is ChunkedLocalAttentionSpec)
 
 
 def _window(spec: "KVCacheSpec") -> int:
@@ -183,18 +217,22 @@ def _unsupported_attention(spec: "KVCacheSpec") -> str | None:
 
 def is_latent(kv_cache: "KVCacheConfig") -> bool:
     """Whether the layers keep latent vectors (MLA), and not keys and values."""
-    groups = kv_cache.kv_cache_groups
-    return any(type(spec) is MLAAttentionSpec for group in groups for spec in _layer_specs(group.kv_cache_spec))
+    return any(type(spec) is MLAAttentionSpec for spec in _specs(kv_cache))
 
 
 def is_quantised(kv_cache: "KVCacheConfig") -> bool:
     """Whether the layers keep keys and values in FP8."""
-    return any(_is_fp8(spec) for group in kv_cache.kv_cache_groups for spec in _layer_specs(group.kv_cache_spec))
+    return any(_is_fp8(spec) for spec in _specs(kv_cache))
+
+
+def _specs(kv_cache: "KVCacheConfig") -> "list[KVCacheSpec]":
+    """What vLLM keeps for each layer, or once for like layers."""
+    return [spec for group in kv_cache.kv_cache_groups for spec in _layer_specs(group.kv_cache_spec)]
 
 
 def _is_fp8(spec: "KVCacheSpec") -> bool:
     """Whether a layer keeps FP8 with one scale for all tokens, which belongs to the weights."""
-    return bool(spec.kv_quant_mode is KVQuantMode.FP8_PER_TENSOR and spec.dtype is torch.uint8)
+    return bool(getattr(spec, "kv_quant_mode", None) is KVQuantMode.FP8_PER_TENSOR and spec.dtype is torch.uint8)
 
 
 def _has_indexer(spec: "KVCacheSpec") -> bool:

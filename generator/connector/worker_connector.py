@@ -170,21 +170,21 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         neutral = self._settings.page_layout == "neutral"
         # Some layers read the KV of another one, and have none of their own.
         registered = self._vllm_config.compilation_config.static_forward_context
-        kv_caches = {
-            name: cache
-            for name, cache in kv_caches.items()
-            if getattr(registered[name], "kv_sharing_target_layer_name", None) is None
-        }
+        own = [name for name in kv_caches if getattr(registered[name], "kv_sharing_target_layer_name", None) is None]
         groups = [
-            [name for name in kv_caches if name in group.layer_names] for group in self._kv_cache_config.kv_cache_groups
+            [name for name in own if name in group.layer_names] for group in self._kv_cache_config.kv_cache_groups
         ]
-        blocks = open_blocks(EngineCache(kv_caches, num_blocks, self._paging, self._writer_of, groups), neutral)
+        keep_states = zip(groups, self._paging.groups, strict=True)
+        # Of such a layer, vLLM registers the memory, and the layer knows the states in it.
+        states = {name: registered[name].kv_cache for names, group in keep_states if group.states for name in names}
+        layers = {name: kv_caches[name] for name in own if name not in states}
+        blocks = open_blocks(EngineCache(layers, num_blocks, self._paging, self._writer_of, groups, states), neutral)
         self._blocks = blocks
         kv_fingerprint = fingerprint(self._vllm_config, blocks.layout)
         places = self._settings.places(self._rank, self._vllm_config.parallel_config.tensor_parallel_size)
         tiers = open_tiers(places, kv_fingerprint, blocks)
         gpu_pages = int(num_blocks * self._settings.gpu_share)
-        attention = self._attention(kv_caches)
+        attention = self._attention(layers)
         memory = measure_memory(places, kv_fingerprint, blocks, attention, gpu_pages, num_blocks, tiers)
         peering, key = None, self._settings.peers.key()
         if key is not None:

@@ -199,6 +199,7 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from generator.connector.scheduler.node_end_scheduler import end_steps_with_nodes
         from generator.connector.supported import check_config
 
         with TemporaryDirectory(prefix="ragtree-start-") as folder:
@@ -210,6 +211,7 @@ class VllmEngine:
                     # vLLM turns it off on a CPU, where it gains nothing. An explicit setting wins.
                     config.scheduler_config.async_scheduling = True
                 if router is not None:
+                    end_steps_with_nodes(config)
                     check_config(config)
                     name_refusal_file(config, refusal_file)
                 if steps is not None:

@@ -8,7 +8,8 @@ Groups of layers share the memory of blocks. Each block belongs to one group at 
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,7 +36,8 @@ class EngineCache(NamedTuple):
     """An engine's KV cache: its layers' tensors by name, each with one dimension of ``num_blocks``.
 
     Blocks are cut as ``paging`` says. ``groups`` names the layers of each of its groups; by default, there is one.
-    ``writer_of`` writes a block's tokens into a layer's cache.
+    ``writer_of`` writes a block's tokens into a layer's cache. ``states`` has the tensors of the layers that keep
+    states: a block has one state in all of them.
     """
 
     layers: Mapping[str, torch.Tensor]
@@ -43,6 +45,7 @@ class EngineCache(NamedTuple):
     paging: Paging
     writer_of: WriterOf
     groups: Sequence[Sequence[str]] = ()
+    states: Mapping[str, Sequence[torch.Tensor]] = MappingProxyType({})
 
 
 class LayerPlaces(NamedTuple):
@@ -66,7 +69,8 @@ class LayerPlaces(NamedTuple):
 class _Group(NamedTuple):
     """What the pages of one group have: the ``places`` of its layers, and the token of each element.
 
-    An element that no layer has counts as a token after all others. ``is_whole`` says that there is none.
+    An element that no layer has counts as a token after all others. ``is_whole`` says that there is none. A state
+    counts as the first token.
     """
 
     tokens: int
@@ -86,15 +90,19 @@ class PagedBlocks(PageTarget, ABC):
     def __init__(self, cache: EngineCache) -> None:
         """Raises UnsupportedByConnector if the layout of the cache is not supported."""
         self.paging = cache.paging
-        rows = {name: _by_block(name, layer, cache.num_blocks) for name, layer in cache.layers.items()}
-        self.dtype = next(iter(rows.values())).dtype
-        if any(row.dtype != self.dtype for row in rows.values()):
+        layers = {name: _by_block(name, layer, cache.num_blocks) for name, layer in cache.layers.items()}
+        self.dtype = next(iter(layers.values())).dtype
+        if any(row.dtype != self.dtype for row in layers.values()):
             raise UnsupportedByConnector("the layers keep their KV in different dtypes, which RAGTree cannot page")
-        self._shapes = Counter(tuple(row.shape[1:]) for row in rows.values())
+        states = [(name, state) for name, parts in cache.states.items() for state in parts]
+        self._states = [f"{name} {state.dtype} {tuple(state.shape[1:])}" for name, state in states]
+        self._shapes = Counter(tuple(part.shape[1:]) for part in (*layers.values(), *(state for _, state in states)))
+        rows = {name: [row] for name, row in layers.items()}
+        rows |= {name: [_numbers(name, part, self.dtype) for part in parts] for name, parts in cache.states.items()}
         groups = cache.groups or [list(rows)]
         # Groups share the same memory. The largest one has all of it.
-        whole = max(groups, key=lambda names: sum(rows[name][0].numel() for name in names))
-        slabs = slabs_of([rows[name] for name in whole])
+        whole = max((_rows_of(names, rows) for names in groups), key=lambda parts: sum(row[0].numel() for row in parts))
+        slabs = slabs_of(whole)
         self._slabs = [slab.memory for slab in slabs]
         ends = np.cumsum([slab.shape[1] for slab in self._slabs]).tolist()
         self._spans = [slice(end - slab.shape[1], end) for end, slab in zip(ends, self._slabs, strict=True)]
@@ -112,27 +120,33 @@ class PagedBlocks(PageTarget, ABC):
         """A description that is equal for engines whose pages have the same bytes."""
         layers = [layer.digest for layer in self.places()]
         groups = "" if self.paging.keeps_all else f" {[tuple(group) for group in self.paging.groups]}"
-        return f"{self.dtype} {self.page_tokens} {layers}{groups}"
+        return f"{self.dtype} {self.page_tokens} {layers}{groups}{self._states or ''}"
 
     def places(self) -> list[LayerPlaces]:
         """Where a page has each layer's keys and values."""
         return [layer for group in self._groups for layer in group.places]
 
-    def _group(self, cache: EngineCache, names: Sequence[str], rows: Mapping[str, torch.Tensor], number: int) -> _Group:
+    def _group(
+        self, cache: EngineCache, names: Sequence[str], rows: Mapping[str, Sequence[torch.Tensor]], number: int
+    ) -> _Group:
         """Learn what a group's pages have."""
-        parts = slabs_of([rows[name] for name in names])
+        tokens = cache.paging.group_tokens(number)
+        parts = slabs_of(_rows_of(names, rows))
         elements = np.concatenate([part.elements for part in parts])
         place_of = np.empty_like(elements)
         place_of[elements] = np.concatenate([self._in_page(part) for part in parts])
-        maps = [_layer_map(name, cache.layers[name], rows[name], cache.writer_of(name)) for name in names]
+        token_of = np.full(self.page_bytes // self.dtype.itemsize, _NO_TOKEN, np.uint16)
+        if cache.paging.groups[number].states:
+            token_of[place_of] = 0
+            return _Group(tokens, [], token_of, elements.size == token_of.size)
+        maps = [_layer_map(name, cache.layers[name], rows[name][0], cache.writer_of(name)) for name in names]
         ends = np.cumsum([layer.element_of.size for layer in maps])
         places = [
             LayerPlaces(name, layer.shape, place_of[end - layer.element_of.size + layer.element_of], layer.element_of)
             for name, layer, end in zip(names, maps, ends, strict=True)
         ]
-        token_of = np.full(self.page_bytes // self.dtype.itemsize, _NO_TOKEN, np.uint16)
         token_of[place_of] = np.concatenate([layer.token_of for layer in maps])
-        return _Group(cache.paging.group_tokens(number), places, token_of, elements.size == token_of.size)
+        return _Group(tokens, places, token_of, elements.size == token_of.size)
 
     def _in_page(self, part: Slab) -> NDArray[np.uint32]:
         """The elements of a page that a part of every block is."""
@@ -223,6 +237,28 @@ class PagedBlocks(PageTarget, ABC):
         """Fill ``page`` with zeros after its first ``tokens`` tokens, and where the group has none."""
         if self._clears(tokens, group):
             page.view(f"u{self.dtype.itemsize}")[self._groups[group].token_of >= tokens] = 0
+
+
+def _rows_of(names: Iterable[str], rows: Mapping[str, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """The parts of some layers, one after the other."""
+    return [row for name in names for row in rows[name]]
+
+
+def _numbers(name: str, state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The memory of a state as numbers of ``dtype``, whatever they mean: shape [blocks, numbers]."""
+    size, own = dtype.itemsize, state.element_size()
+    sizes = [count * own for count in (state[0].numel(), state.stride(0), int(state.storage_offset()))]
+    if not _is_dense(state[0]) or any(count % size for count in sizes):
+        raise UnsupportedByConnector(f"the states of layer {name} lie in memory in a way that RAGTree cannot page")
+    count, stride, offset = (count // size for count in sizes)
+    numbers = torch.empty(0, dtype=dtype, device=state.device)
+    return numbers.set_(state.untyped_storage(), offset, (state.shape[0], count), (stride, 1))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the numbers of a tensor lie next to each other, in any order of its dimensions."""
+    dims = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride()[dim])
+    return tensor.permute(dims).is_contiguous()
 
 
 def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

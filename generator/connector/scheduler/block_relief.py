@@ -36,9 +36,14 @@ class BlockRelief:
         self._paging = paging
         self._most_requests = most_requests
         self._most_tokens = most_tokens
-        # How many blocks of each group a request has at once: all, or those of a window and of what is under way.
+        # How many blocks of each group a request has at once: all, those of a window and of what is under way, or that
+        # of a state, of the one before it, and of one that some layers keep at the end of the prompt.
         self._most_blocks = [
-            -(-(group.window + in_flight_tokens) // paging.group_tokens(number)) + 1 if group.window else None
+            3
+            if group.states
+            else -(-(group.window + in_flight_tokens) // paging.group_tokens(number)) + 1
+            if group.window
+            else None
             for number, group in enumerate(paging.groups)
         ]
         self._spare: deque[str] = deque(maxlen=_MOST_SPARE)

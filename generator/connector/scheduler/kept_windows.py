@@ -1,6 +1,7 @@
-"""What requests' nodes keep of sliding windows, from when the engine is there until the nodes are kept as planned.
+"""What requests' nodes keep of windows and states, from when the engine is there until the nodes are kept as planned.
 
-vLLM takes a block back once the window has passed it, and uses it again. So its blocks are retained before.
+vLLM takes a block back once the window has passed it, and uses it again. So its blocks are retained before. A state is
+overwritten by the next step, and copied before that.
 """
 
 from collections.abc import Mapping
@@ -8,8 +9,8 @@ from itertools import chain
 
 from generator.connector.scheduler.gpu_tier import GpuTier
 from generator.connector.scheduler.planned_request import PlannedRequest
-from generator.connector.scheduler.request_blocks import NULL_BLOCK
-from generator.connector.step_jobs import Load
+from generator.connector.scheduler.request_blocks import NULL_BLOCK, in_order
+from generator.connector.step_jobs import BlockCopy, Load
 from protocol.kv import Paging
 
 
@@ -19,19 +20,45 @@ class KeptWindows:
     def __init__(self, gpu: GpuTier, paging: Paging) -> None:
         self._gpu = gpu
         self._has_windows = paging.has_windows
+        self._states: list[BlockCopy] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether states wait to be copied."""
+        return bool(self._states)
+
+    def take_states(self) -> list[BlockCopy]:
+        """The states to copy before the next step computes. Both blocks of each are retained, and to be given back."""
+        states, self._states = self._states, []
+        return states
 
     def keep(self, state: PlannedRequest, begin: int, end: int) -> None:
-        """Keep the windows of nodes that end after ``begin`` tokens and not after ``end``, which are computed next.
+        """Keep the windows of nodes that end after the first ``begin`` tokens and not after the first ``end``.
 
-        What the engine has found itself may have no block in front of the request's own window. That is not kept.
+        The engine has found these tokens, or computes them in the next step. What it has found may have no block in
+        front of the request's own window. That is not kept, and neither are states of nodes that end before ``end``.
         """
         if not self._has_windows or state.nodes_kept:
             return
         for node in state.ends_between(begin, end):
-            window = tuple(state.blocks.window_of(node).values())
-            if node.key not in state.blocks.windows and NULL_BLOCK not in window:
-                self._gpu.retain(window)
-                state.blocks.windows[node.key] = window
+            window, states = state.blocks.window_of(node), state.blocks.states_of(node)
+            ends_here = node.prefix_tokens + node.tokens == end
+            missing = NULL_BLOCK in (*window.values(), *states.values())
+            if node.key in state.blocks.windows or missing or (states and not ends_here):
+                continue
+            copied = self._copied(states)
+            if len(copied) == len(states):
+                self._gpu.retain(window.values())
+                state.blocks.windows[node.key] = in_order(window | copied)
+
+    def _copied(self, states: Mapping[int, int]) -> dict[int, int]:
+        """Order copies of states into free blocks. Returns these, retained, by page; none if there are too few."""
+        spare = self._gpu.spare_blocks(len(states))
+        if len(spare) < len(states):
+            return {}
+        self._gpu.retain([*states.values(), *spare])
+        self._states += [BlockCopy(*pair) for pair in zip(states.values(), spare, strict=True)]
+        return dict(zip(states, spare, strict=True))
 
     def load_of(self, state: PlannedRequest, held: Mapping[str, tuple[int, ...]]) -> Load:
         """The load that carries out an offer, with the windows of its nodes. ``held`` has the GPU tier's blocks."""

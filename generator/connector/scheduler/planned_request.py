@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from generator.connector.messages import Composed, Prefilled
-from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments, RequestBlocks
+from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments, RequestBlocks, in_order
 from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece, copy_of
 from protocol.dependency import DependencyTrees
 from protocol.kv import KvNode, LostCopy, Paging, PeerRead
@@ -84,8 +84,12 @@ class PlannedRequest:
 
     @property
     def loads_in_background(self) -> bool:
-        """Whether the offer composes, or has nodes in a tier below the GPU, whose copies may be slow, or missing."""
-        return self.offer.composes or any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
+        """Whether the offer composes, or has nodes in a tier below the GPU, whose copies may be slow, or missing.
+
+        Or it ends with a block of states: vLLM moves those into the next block before it lets copies be made.
+        """
+        below = any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
+        return self.offer.composes or below or bool(self.offer.nodes and self._paging.ends_states_at(self.offer.end))
 
     @property
     def saves(self) -> bool:
@@ -110,6 +114,9 @@ class PlannedRequest:
         found = self.loadable(local, held)
         # The last token of a prompt is always computed: the next token is sampled from it.
         last: int = self.request.num_tokens - 1
+        while self._paging.has_states and found and _end(self.nodes[found[-1]]) > last:
+            # There are states at the ends of nodes only.
+            found.pop()
         donated = self._donated(len(found), held)
         trees = self.plan.trees if self.plan.trees is not None and self._can_compose else None
         reached = donated or found
@@ -203,7 +210,7 @@ class PlannedRequest:
 
         If several offered nodes reach into one block, it is copied from the last one, whose page also has the
         tokens in front. ``spare_blocks`` gives that many free blocks, or none, for the windows of nodes that are to be
-        kept and end before the request's own window.
+        kept and end before the request's own window, and for their states.
         """
         pieces: list[Piece] = []
         copies: list[BlockCopy] = []
@@ -221,10 +228,11 @@ class PlannedRequest:
             if not _is_made(planned):
                 continue
             missing = [number for number, block in window.items() if block == NULL_BLOCK]
+            missing += self.blocks.states_of(self.nodes[index])
             spare = dict(zip(missing, spare_blocks(len(missing)), strict=False))
             if len(spare) == len(missing):
                 pieces += [Piece(planned, number, (block,)) for number, block in spare.items()]
-                windows[planned.key] = tuple((window | spare).values())
+                windows[planned.key] = in_order(window | spare)
         composition = self.composition() if self.offer.composes else None
         donors = tuple(self._donors(held))
         return Load(self.request.request_id, tuple(pieces), tuple(copies), donors, composition, windows)
@@ -255,6 +263,12 @@ class PlannedRequest:
         for index, node in enumerate(self.nodes):
             if begin < _end(node) <= end and _is_made(self.planned(index)):
                 yield node
+
+    def tokens_to_node_end(self, start: int) -> int:
+        """How many tokens after the first ``start`` ones the next node to keep ends; 0 if none does."""
+        prompt_tokens: int = self.request.num_prompt_tokens
+        ends = self.ends_between(start, prompt_tokens) if not self.nodes_kept else iter(())
+        return next((_end(node) - start for node in ends), 0)
 
     @cached_property
     def documents(self) -> PlacedDocuments:

@@ -1,6 +1,6 @@
 """The engine's blocks that a request has, in each of its groups."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from generator.connector.step_jobs import Purge
@@ -80,19 +80,33 @@ class RequestBlocks:
         return tuple(found) if whole and NULL_BLOCK not in found else None
 
     def window_of(self, node: KvNode) -> dict[int, int]:
-        """The blocks of the pages that a node keeps of windows, by the page's number in the node.
+        """The blocks of the pages that a node keeps of windows, by the page's number in the node, without states.
 
         Call it while they are in the window. ``NULL_BLOCK`` stands for a block that the request never had.
         """
-        found: dict[int, int] = {}
+        return {page: block for group, page, block in self._windows_of(node) if not self._paging.groups[group].states}
+
+    def states_of(self, node: KvNode) -> dict[int, int]:
+        """The blocks with a node's states, by the page's number in the node, once its last token is computed.
+
+        The next token overwrites them: the request goes on in these blocks.
+        """
+        return {page: block for group, page, block in self._windows_of(node) if self._paging.groups[group].states}
+
+    def _windows_of(self, node: KvNode) -> Iterator[tuple[int, int, int]]:
+        """For each page that a node keeps of windows: its group, its number in the node, and its block."""
         first = 0
-        for number, span in enumerate(self._paging.spans(node.prefix_tokens, node.tokens)):
-            if self._paging.groups[number].window:
-                blocks = self._in_table(number, span)
+        for group, span in enumerate(self._paging.spans(node.prefix_tokens, node.tokens)):
+            if self._paging.groups[group].window:
+                blocks = self._in_table(group, span)
                 blocks += [NULL_BLOCK] * (len(span) - len(blocks))
-                found.update(enumerate(blocks, start=first))
+                yield from ((group, page, block) for page, block in enumerate(blocks, start=first))
             first += len(span)
-        return found
 
     def _in_table(self, group: int, span: range) -> list[int]:
         return self.groups[group][span.start : span.stop]
+
+
+def in_order(pages: Mapping[int, int]) -> tuple[int, ...]:
+    """The blocks of pages, by the pages' numbers."""
+    return tuple(block for _, block in sorted(pages.items()))

@@ -14,6 +14,7 @@ from generator.connector.messages import EngineReport, RequestMessage
 from generator.connector.scheduler.block_relief import BlockRelief
 from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
+from generator.connector.scheduler.followed_blocks import FollowedBlocks
 from generator.connector.scheduler.gpu_tier import BlockOwners, GpuTier
 from generator.connector.scheduler.kept_windows import KeptWindows
 from generator.connector.scheduler.planned_request import PlannedRequest
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class _Step(NamedTuple):
-    """A step under way: whether it computes tokens, the blocks that it copies from, and the plans that it computes."""
+    """A step under way: whether it computes tokens, the blocks retained for its copies, and the plans it computes."""
 
     computes: bool
-    copied_from: list[int]
+    retained: list[int]
     plans: frozenset[str]
 
 
@@ -68,6 +69,7 @@ class SchedulerSide:
         self._rank_results = RankResults(ranks)
         self._owners = BlockOwners(self._gpu, paging)
         self._windows = KeptWindows(self._gpu, paging)
+        self._blocks = FollowedBlocks(self._gpu, self._owners, self._windows)
         self._relief = BlockRelief(
             self._gpu, self._windows, paging, most_requests, most_tokens, in_flight_tokens or most_tokens
         )
@@ -136,17 +138,18 @@ class SchedulerSide:
             return None, False
         return offer.end - local, state.loads_in_background
 
+    def tokens_to_node_end(self, request: "Request", start: int) -> int:
+        """How many tokens after the first ``start`` ones a node to keep ends; 0 if none does."""
+        state = self._states.get(request.request_id)
+        return state.tokens_to_node_end(start) if state is not None else 0
+
     def allocated(self, request: "Request", blocks: Sequence[Sequence[int]], external: int) -> None:
         """Record a request's blocks by group, and load ``external`` tokens into the last ones."""
         state = self._states.get(request.request_id)
         if state is None:
             return
-        # After a preemption they are others: the old ones are free, and may still be found.
-        self._leaves_blocks(state)
-        state.blocks.replace(blocks)
+        self._blocks.allocate(state, blocks)
         offer = state.offer
-        for group, owned in enumerate(state.blocks.groups):
-            self._owners.record(state.documents, group, 0, owned, offer.local)
         if request.num_computed_tokens:
             # This is the second call for a load. vLLM has counted the tokens before the first block that failed.
             if not request.num_preemptions:
@@ -186,22 +189,18 @@ class SchedulerSide:
                 self._prefilled(state)
         self._transfers.forget_message(state.plan.query_id)
         self._compositions.drop(request.request_id)
-        self._leaves_blocks(state)
+        self._blocks.leave(state)
         self._windows.give_back(state)
         if not state.reported:
             self._ended[request.request_id] = state
-
-    def _leaves_blocks(self, state: PlannedRequest) -> None:
-        """Forget the blocks that a request leaves to the pool. Others may find them, unless it is forgotten."""
-        if state.forgotten:
-            self._gpu.evict_hashes(state.blocks)
-        state.blocks.clear()
 
     # A step of the engine
 
     def step_jobs(self, output: "SchedulerOutput") -> StepJobs:
         """The jobs for a step, given what the step computes."""
-        self._follow_blocks(output)
+        # Those of the steps before this one, and those that the engine has found itself.
+        states = self._windows.take_states()
+        self._blocks.step(output, self._states, self._loading)
         for key in self._relief.relieve(output.num_scheduled_tokens, self._requests, self._states, self._loading):
             self._lost.add(LostCopy(key, Tier.GPU))
         # Without pending work there is nothing to pause for, and the next request would wait for the end of the pause.
@@ -209,44 +208,18 @@ class SchedulerSide:
         compose = self._compositions.next_step()
         computed = (*output.num_scheduled_tokens, *((compose.request_id,) if compose is not None else ()))
         plans = frozenset(self._states[name].plan.query_id for name in computed if name in self._states)
-        copied_from = [copy.source for copy in self._copies]
-        self._steps.append(_Step(bool(output.total_num_scheduled_tokens), copied_from, plans))
+        retained = [copy.source for copy in self._copies]
+        retained += [block for copy in states for block in (copy.source, copy.target)]
+        self._steps.append(_Step(bool(output.total_num_scheduled_tokens), retained, plans))
         self._record.write(frozenset().union(*(step.plans for step in self._steps)))
         computing = compose is not None or any(step.computes for step in self._steps)
         idle = not computing and bool(self._requests or self._loading or self.busy)
         if self._fair_steps is not None:
             self._fair_steps.begin(self._states.values(), output.total_num_scheduled_tokens)
         transfers, purges = self._transfers.take_queued()
-        jobs = StepJobs(self._loads, self._copies, compose, transfers, purges, self._inquiries, idle)
+        jobs = StepJobs(states, self._loads, self._copies, compose, transfers, purges, self._inquiries, idle)
         self._loads, self._copies, self._inquiries = [], [], []
         return jobs
-
-    def _follow_blocks(self, output: "SchedulerOutput") -> None:
-        """Take the blocks that requests get and leave in a step, and keep the windows that it passes."""
-        # First, because a request that a reset preempts may be scheduled, or begin to load, in the same step.
-        for request_id in output.preempted_req_ids or ():
-            if request_id in self._states and request_id not in self._loading:
-                self._leaves_blocks(self._states[request_id])
-        for new in output.scheduled_new_reqs:
-            state = self._states.get(new.req_id)
-            if state is not None:
-                state.blocks.replace(new.block_ids)
-                begin = new.num_computed_tokens
-                self._windows.keep(state, begin, begin + output.num_scheduled_tokens[new.req_id])
-        running = output.scheduled_cached_reqs
-        for request_id, block_ids, begin in zip(
-            running.req_ids, running.new_block_ids, running.num_computed_tokens, strict=True
-        ):
-            state = self._states.get(request_id)
-            if state is None:
-                continue
-            if block_ids is not None and request_id in running.resumed_req_ids:
-                state.blocks.replace(block_ids)
-            elif block_ids is not None:
-                for group, (known, new_blocks) in enumerate(zip(state.blocks.groups, block_ids, strict=True)):
-                    self._owners.record(state.documents, group, len(known), new_blocks)
-                state.blocks.extend(block_ids)
-            self._windows.keep(state, begin, begin + output.num_scheduled_tokens[request_id])
 
     def update(self, results: StepResults) -> None:
         """Take results of the worker side."""
@@ -273,7 +246,7 @@ class SchedulerSide:
 
     def end_step(self) -> None:
         """Record the end of the oldest step under way. Its results, if any, are taken before."""
-        self._gpu.give_back(self._steps.popleft().copied_from)
+        self._gpu.give_back(self._steps.popleft().retained)
         if self._fair_steps is not None:
             self._fair_steps.end()
 
@@ -288,7 +261,8 @@ class SchedulerSide:
     def busy(self) -> bool:
         """Whether the engine should keep stepping although no request needs it."""
         ended_early = any(state.reached is not None for state in self._ended.values())
-        return bool(self._transfers.busy or self._compositions.busy or self._unanswered or ended_early)
+        busy = self._transfers.busy or self._compositions.busy or self._windows.busy
+        return bool(busy or self._unanswered or ended_early)
 
     def report(self) -> EngineReport | None:
         """What has happened since the last call, or None for nothing."""

@@ -56,7 +56,9 @@ class WorkerSide:
         self._running = 0
 
     def load(self, jobs: StepJobs) -> None:
-        """Start the step's loads. Call it before the step's forward pass, so that they run beside it."""
+        """Copy states, and start the step's loads. Call it before the forward pass, so that they run beside it."""
+        if jobs.states:
+            self._blocks.copy(jobs.states)
         self._begin(len(jobs.loads))
         for load in jobs.loads:
             if load.composition is not None and self._compositions is not None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -29,16 +30,22 @@ from vllm.v1.kv_cache_interface import (
 
 from generator.connector import supported
 from generator.connector.refusal import UnsupportedByConnector, name_refusal_file, read_refusal, refusal_passed_on
+from generator.connector.scheduler import node_end_scheduler
+from generator.connector.scheduler.node_end_scheduler import end_steps_with_nodes
 from generator.connector.supported import check, check_config, check_kv_cache, paging_of
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import ConfigError
 from protocol.kv import PageGroup, Paging
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 HEADS = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
 FULL = FullAttentionSpec(**HEADS)
 WINDOW = SlidingWindowSpec(**HEADS, sliding_window=64)
 CHUNKS = ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64)
-STATE = MambaSpec(block_size=32, shapes=((4,),), dtypes=(torch.float32,))
+STATE = MambaSpec(block_size=32, shapes=((2048,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+NO_ATTENTION = "states in blocks of other lengths than those of attention, or without attention: run them without it"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
@@ -167,17 +174,61 @@ class TestModels:
         config.cache_config.cache_dtype = "fp8"
         assert "vLLM's kv_cache_dtype=fp8: set kv_cache_dtype to the model's" in refusal(check_config, config)
 
+    def test_refused_by_what_vllm_knows_of_its_class(self, configured):
+        model = (config := configured()).model_config
+        model._model_info = replace(model._model_info, is_attention_free=True)
+        assert "models with no attention: run them without it" in refusal(check_config, config)
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_states_need_a_scheduler_that_ends_steps_with_nodes(self, with_states, asynchronous):
+        config = with_states()
+        config.scheduler_config.async_scheduling = asynchronous
+        name = f"{node_end_scheduler.__name__}.{'Async' if asynchronous else ''}NodeEndScheduler"
+        sentence = refusal(check_config, config)
+        assert f"state layers such as Mamba's with vLLM's own scheduler: set scheduler_cls to {name} with" in sentence
+        config.scheduler_config.scheduler_cls = node_end_scheduler.NAMES[not asynchronous]
+        assert f"Scheduler: set scheduler_cls to {name} with" in refusal(check_config, config)
+        config.scheduler_config.scheduler_cls = None
+        end_steps_with_nodes(config)
+        assert config.scheduler_config.get_scheduler_cls().__name__ == name.rpartition(".")[2]
+        check_config(config)
+
     @pytest.mark.parametrize(
-        ("trait", "words"),
+        ("place", "value", "words"),
         [
-            ("is_attention_free", "models with no attention: run them without it"),
-            ("is_hybrid", "models with state layers such as Mamba's: run them without it"),
+            ("mamba_cache_mode", "none", "with mamba_cache_mode=none: set it to align, and enable_prefix_caching to"),
+            ("prefix_match_unit", 16, "with prefix_match_unit: leave it out"),
         ],
     )
-    def test_refused_by_what_vllm_knows_of_its_class(self, configured, trait, words):
-        model = (config := configured()).model_config
-        model._model_info = replace(model._model_info, **{trait: True})
+    def test_options_that_models_with_states_do_not_have(self, with_states, place, value, words):
+        config = with_states()
+        end_steps_with_nodes(config)
+        setattr(config.cache_config, place, value)
         assert words in refusal(check_config, config)
+
+    def test_models_with_states_do_not_draft(self, with_states):
+        config = with_states(speculative_config=NGRAM)
+        end_steps_with_nodes(config)
+        assert "state layers such as Mamba's with speculative decoding: leave it out" in refusal(check_config, config)
+
+    def test_states_are_refused_where_vllm_cannot_fail_a_whole_load(self, with_states, monkeypatch):
+        """As in vLLM 0.26."""
+        monkeypatch.setattr(supported, "SERVES_GROUPS", False)
+        assert "in this release of vLLM: run them without it" in refusal(check_config, with_states())
+
+    def test_other_models_keep_vllms_scheduler(self, configured):
+        end_steps_with_nodes(config := configured())
+        assert config.scheduler_config.scheduler_cls is None
+
+    @pytest.fixture
+    def with_states(self, configured):
+        def make(**given: object) -> "VllmConfig":
+            config = configured(**given)
+            config.model_config._model_info = replace(config.model_config._model_info, is_hybrid=True)
+            config.cache_config.mamba_cache_mode = "align"
+            return config
+
+        return make
 
 
 class TestLayers:
@@ -192,6 +243,8 @@ class TestLayers:
             ([replace(FULL, head_size=64, head_size_v=64), WINDOW], [PageGroup(), PageGroup(64, 2)]),
             ([WINDOW, WINDOW], [PageGroup(64)]),
             ([FULL, CHUNKS], [PageGroup(), PageGroup(64, chunks=True)]),
+            ([FULL, STATE], [PageGroup(), PageGroup(1, states=True)]),
+            ([STATE, STATE, FULL, WINDOW], [PageGroup(1, states=True)] * 2 + [PageGroup(), PageGroup(64)]),
             ([replace(FULL, attention_chunk_size=64)], [PageGroup()]),
             ([replace(FULL, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)], [PageGroup()]),
             ([MLAAttentionSpec(**HEADS)], [PageGroup()]),
@@ -203,6 +256,8 @@ class TestLayers:
             "larger heads",
             "windows only",
             "chunks",
+            "states",
+            "states, all tokens and a window",
             "all tokens of chunks",
             "fp8",
             "latent",
@@ -236,6 +291,10 @@ class TestLayers:
         cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[group])
         assert "layers with KV in different dtypes" in refusal(check_kv_cache, cache)
 
+    def test_states_in_longer_blocks_are_refused(self):
+        """vLLM finds states within blocks then."""
+        assert NO_ATTENTION in refusal(check_kv_cache, kv_cache(FULL, replace(STATE, block_size=64)))
+
     def test_no_group_is_refused(self):
         assert "models whose layers keep different kinds of KV" in refusal(check_kv_cache, kv_cache())
 
@@ -248,7 +307,7 @@ class TestLayers:
             (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
             (CrossAttentionSpec(**HEADS), "CrossAttentionSpec"),
             (EncoderOnlyAttentionSpec(**HEADS), "EncoderOnlyAttentionSpec"),
-            (STATE, "MambaSpec"),
+            (STATE, NO_ATTENTION),
             (replace(WINDOW, extra_retained_tokens=4), "models with tokens kept beyond a sliding window"),
             (replace(FULL, non_causal=True), "models with non-causal attention"),
             (replace(FULL, tokens_per_state=4), "models with KV states of several tokens"),
@@ -270,7 +329,7 @@ class TestSentence:
         name_refusal_file(config, tmp_path / "refusal")
         check(config, kv_cache(FULL))
         assert read_refusal(tmp_path / "refusal") is None
-        sentence = refusal(check, config, kv_cache(STATE))
+        sentence = refusal(check, config, kv_cache(replace(FULL, non_causal=True)))
         left = read_refusal(tmp_path / "refusal")
         assert (type(left), str(left)) == (UnsupportedByConnector, sentence)
 
@@ -283,7 +342,7 @@ class TestSentence:
         assert (type(left), str(left)) == (ConfigError, "the disk is full:\ntwo lines")
 
     def test_without_a_file_the_sentence_is_the_error_only(self, configured):
-        assert "MambaSpec" in refusal(check, configured(), kv_cache(STATE))
+        assert "non-causal" in refusal(check, configured(), kv_cache(replace(FULL, non_causal=True)))
 
     @pytest.mark.parametrize(
         ("given", "words"),

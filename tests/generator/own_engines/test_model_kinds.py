@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_settings import small_engine
-from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, kv_path, put, segment
+from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, forget_blocks, kv_path, put, segment
 from tiny_models import (
     WINDOW,
     continuation,
@@ -177,45 +177,26 @@ async def test_what_only_the_loaded_model_shows_is_refused_in_the_connectors_wor
 
 
 @pytest.mark.parametrize("kind", [qwen3_next, lfm2])
-async def test_any_other_model_is_served_without_the_connector(tmp_path, kind):
-    """If KV need not be kept. Found out before the weights are loaded, or from the loaded model."""
+async def test_states_beside_attention_are_exact_from_every_tier(tmp_path, kind):
+    """Compared with the answer of the request that has computed them: steps of other lengths round in other ways."""
     folder = make_tiny_model(tmp_path / "model", kind())
     path = kv_path((SYSTEM, FIRST, SECOND))
     # vLLM's kernels for states on a CPU compute in nothing else.
-    engine = VllmEngine(small_engine(tmp_path, "auto").model_copy(update={"dtype": "bfloat16"}), folder)
-    await engine.start()
-    try:
-        info = await engine.info()
-        assert info.kv is None
-        assert info.not_kept.startswith("RAGTree's connector does not support")
-        first, again = [
-            await generate(engine, path.plan(name, None, None), Sampling(TOKENS, logprobs=True))
-            for name in ("why?", "again?")
-        ]
-        assert first.tokens == again.tokens == TOKENS
-        # What the engine's own cache finds is not the connector's.
-        assert again.prefill.loaded.keys() <= {GPU}
-    finally:
-        await engine.close()
-
-
-async def test_drafted_tokens_change_no_answer(tmp_path):
-    """With drafts of which many are right and many wrong: a question whose answer repeats itself, and others."""
-    folder = make_tiny_model(tmp_path / "model", llama())
-    path = kv_path((SYSTEM, FIRST, SECOND))
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    answers = {}
-    for given in ({}, {"speculative_config": drafts}):
-        settings = small_engine(tmp_path)
-        settings.engine_args |= given
-        async with started(settings, folder) as engine:
-            for tier in (None, GPU, HOST, DISK):
-                stored = kv_path(path.segments)
-                if tier is not None:
-                    await put(engine, stored, tier)
-                plan = stored.plan("why?", tier, None if tier is None else GPU)
-                answer = await generate(engine, plan, Sampling(64, logprobs=True))
-                assert answer.prefill.loaded == ({} if tier is None else {tier: path.tokens})
-                answers[bool(given), tier] = [token.token_id for token in answer.logprobs]
-    assert len({tuple(answer) for answer in answers.values()}) == 1
-    assert len(answers[True, GPU]) == 64
+    settings = small_engine(tmp_path).model_copy(update={"dtype": "bfloat16"})
+    async with started(settings, folder) as engine:
+        paging = (await engine.info()).kv.paging
+        assert paging.has_states
+        stored = KvPath(path.segments, paging)
+        sampling = Sampling(TOKENS, logprobs=True)
+        expected = await generate(engine, stored.plan("why?", None, GPU), sampling)
+        assert expected.prefill.loaded == {}
+        other = kv_path((SYSTEM, segment("another", len(FIRST.token_ids)), SECOND))
+        differs = await generate(engine, KvPath(other.segments, paging).plan("why?", None, GPU), sampling)
+        assert differs.logprobs != expected.logprobs
+        for tier in (GPU, HOST, DISK):
+            # What the engine finds itself ends within a document, and so there is no state at the ends of others.
+            await forget_blocks(engine, stored)
+            for answer in await from_tier(engine, path, tier, paging):
+                assert [token.token_id for token in answer.logprobs] == [token.token_id for token in expected.logprobs]
+                logprobs = [token.logprob for token in expected.logprobs]
+                assert [token.logprob for token in answer.logprobs] == pytest.approx(logprobs, abs=1e-3)

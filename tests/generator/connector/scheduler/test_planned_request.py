@@ -31,6 +31,8 @@ GROUPS = [
     pytest.param((PageGroup(0, 2), PageGroup(6)), id="pages of several sizes"),
     pytest.param((PageGroup(), PageGroup(8, 1, True)), id="all tokens and chunks"),
     pytest.param((PageGroup(6, 1, True),), id="chunks that end within pages"),
+    pytest.param((PageGroup(), PageGroup(1, states=True)), id="all tokens and states"),
+    pytest.param((PageGroup(1, 2, states=True), PageGroup(0, 2), PageGroup(6)), id="states, all tokens and a window"),
 ]
 LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=6)
 TIERS = [Tier.GPU, Tier.HOST, Tier.DISK]
@@ -75,7 +77,7 @@ def test_every_loaded_token_comes_from_a_page_that_holds_it(groups, lengths, dat
     paging = Paging(PAGE, groups)
     cached = data.draw(st.integers(1, len(lengths)))
     sources = [data.draw(st.sampled_from(TIERS)) if index < cached else None for index in range(len(lengths))]
-    end = sum(lengths[:cached]) - data.draw(st.integers(0, 1))
+    end = sum(lengths[:cached]) - (0 if paging.has_states else data.draw(st.integers(0, 1)))
     largest = PAGE * max(group.times for group in groups)
     local = data.draw(st.integers(0, max(0, end - 1) // largest)) * largest
     state = state_of(lengths, sources, paging, end)
@@ -105,7 +107,7 @@ def test_every_loaded_token_comes_from_a_page_that_holds_it(groups, lengths, dat
             assert (own, page) == (number, at), "a page goes into the block of its own tokens"
             node_end = node.prefix_tokens + node.tokens
             assert token < node_end, "the page ends before this token"
-            assert token >= group.first_attended(node_end - 1), "the token had left the window when the page was saved"
+            assert token >= group.first_kept(node_end), "the token had left the window when the page was saved"
     for key, blocks in load.windows.items():
         node = next(node for node in state.nodes if node.key == key)
         windows = [at for at in pages_of(paging, node) if groups[at[0]].window]
@@ -113,7 +115,8 @@ def test_every_loaded_token_comes_from_a_page_that_holds_it(groups, lengths, dat
             # Otherwise the engine has found it in its own cache.
             if block in comes_from:
                 assert comes_from[block][1:] == (group, page), "the window is filled with other tokens"
-            assert block == state.blocks.groups[group][page] or comes_from[block][0] is node
+            own = block == state.blocks.groups[group][page] and not groups[group].states
+            assert own or comes_from[block][0] is node
     kept = {state.nodes[index].key for index in state.offer.nodes if sources[index] is not Tier.GPU}
     assert load.windows.keys() == (kept if paging.has_windows else set())
 
@@ -130,6 +133,29 @@ def test_a_node_missing_in_the_gpu_tier_ends_what_can_be_loaded():
     state = state_of([5, 7, 3], [Tier.GPU, Tier.GPU, Tier.HOST])
     assert state.loadable(0, {"k0", "k1"}) == [0, 1, 2]
     assert state.loadable(0, {"k0"}) == [0]
+
+
+def test_what_ends_within_a_node_is_not_offered_where_layers_keep_states():
+    with_states = Paging(PAGE, (PageGroup(), PageGroup(1, states=True)))
+    for paging, end in ((ALL_TOKENS, 14), (with_states, 12)):
+        state = state_of([5, 7, 3], [Tier.HOST] * 3, paging)
+        state.request.num_tokens = 15
+        assert state.make_offer(0, ()).end == end
+
+
+def test_states_at_the_end_of_a_block_are_loaded_before_the_step():
+    """vLLM moves them into the next block before it lets copies be made."""
+    with_states = Paging(PAGE, (PageGroup(), PageGroup(1, states=True)))
+    for paging, length, in_background in ((ALL_TOKENS, 8, False), (with_states, 8, True), (with_states, 7, False)):
+        state = state_of([length], [Tier.GPU], paging)
+        state.make_offer(0, {"k0"})
+        assert state.loads_in_background == in_background
+
+
+def test_the_next_end_of_a_node_that_is_to_be_kept_is_known():
+    state = state_of([5, 7, 3], [Tier.GPU, None, Tier.HOST])
+    state.request.num_prompt_tokens = 20
+    assert [state.tokens_to_node_end(start) for start in (0, 4, 11, 12, 15, 17)] == [12, 8, 1, 3, 0, 0]
 
 
 def test_tokens_in_the_engines_own_cache_are_not_loaded():

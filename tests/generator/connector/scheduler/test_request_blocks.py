@@ -39,6 +39,15 @@ def test_what_the_request_never_had_is_missing(blocks):
     assert blocks.of_node(SECOND) is None
 
 
+def test_states_are_no_blocks_to_keep_but_to_copy():
+    blocks = RequestBlocks(Paging(4, (PageGroup(), PageGroup(1, states=True), PageGroup(6))))
+    blocks.replace([[11, 12, 13], [NULL_BLOCK, NULL_BLOCK, 23], [NULL_BLOCK, 32, 33]])
+    assert blocks.window_of(FIRST) == {4: 32, 5: 33}
+    assert blocks.states_of(FIRST) == {3: 23}
+    blocks.windows["first"] = (40, 32, 33)
+    assert blocks.of_node(FIRST) == (11, 12, 13, 40, 32, 33)
+
+
 def test_windows_outlive_the_blocks(blocks):
     blocks.windows["first"] = (22, 23)
     blocks.clear()

@@ -259,6 +259,14 @@ class TwoSizesDataPlane(DataPlane):
     groups = (PageGroup(0, 2), PageGroup(10))
 
 
+class StatesDataPlane(DataPlane):
+    groups = (PageGroup(0, 2), PageGroup(1, 2, states=True))
+
+
+class AllKindsDataPlane(DataPlane):
+    groups = (PageGroup(1, states=True), PageGroup(), PageGroup(7), PageGroup(1, states=True))
+
+
 KINDS = [
     pytest.param(DataPlane, id="all tokens"),
     pytest.param(WindowDataPlane, id="a window"),
@@ -266,6 +274,8 @@ KINDS = [
     pytest.param(ThreeKindsDataPlane, id="windows of several sizes"),
     pytest.param(ChunksDataPlane, id="all tokens and chunks"),
     pytest.param(TwoSizesDataPlane, id="pages of several sizes"),
+    pytest.param(StatesDataPlane, id="all tokens and states"),
+    pytest.param(AllKindsDataPlane, id="all tokens, a window and states"),
 ]
 
 

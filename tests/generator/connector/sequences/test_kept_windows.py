@@ -12,7 +12,7 @@ from protocol.kv import Orders, PageGroup
 from protocol.tiers import Tier
 
 BLOCKS = 100
-HOST_GIB = 80 * 32 / (1 << 30)
+HOST_GIB = 80 * 128 / (1 << 30)
 LENGTHS = (21, 3, 30, 17)
 """Longer and shorter than the windows, and none of them ends with a block."""
 KINDS = [
@@ -20,6 +20,9 @@ KINDS = [
     pytest.param((PageGroup(), PageGroup(9)), id="all tokens and a window"),
     pytest.param((PageGroup(6), PageGroup(), PageGroup(17)), id="windows of several sizes"),
     pytest.param((PageGroup(), PageGroup(12, 1, True)), id="all tokens and chunks"),
+    pytest.param((PageGroup(), PageGroup(9, 4)), id="all tokens in short blocks and a window in long ones"),
+    pytest.param((PageGroup(), PageGroup(1, states=True)), id="all tokens and states"),
+    pytest.param((PageGroup(1, 4, states=True), PageGroup(0, 4)), id="all tokens and states, in long blocks"),
 ]
 
 

@@ -1,15 +1,15 @@
 """vLLM's own scheduler and RAGTree's connector around a toy model, which runs thousands of steps a second.
 
 The toy stands in for the model runner only. It has layers of one kind or of several, each with its own blocks. In each
-kind, the KV of a token depends on the KV in front of it that the layer attends to: all of it, or that in a window. The
-next token depends on all of that. So a wrong byte anywhere in it changes the answer.
+kind, the KV of a token depends on the KV in front of it that the layer attends to: all of it, or that in a window, or
+on the state before it. The next token depends on all of that. So a wrong byte anywhere in it changes the answer.
 """
 
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import lcm
+from math import gcd, lcm
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -41,6 +42,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from generator.connector.connector import RagtreeConnector
 from generator.connector.messages import EngineReport, Prefilled, RequestMessage
+from generator.connector.scheduler.node_end_scheduler import AsyncNodeEndScheduler, NodeEndScheduler
 from generator.connector.worker.worker_side import WorkerSide
 from protocol.kv import PageGroup, Paging
 
@@ -110,7 +112,15 @@ class ToyRunner:
         largest = PAGE * max(group.times for group in groups)
         self._kv = torch.randint(0, _MODULUS, (blocks, 2, largest, 1)).float()
         self._prompts: dict[str, _Prompt] = {}
+        for kind, layer in enumerate(connector._vllm_config.compilation_config.static_forward_context.values()):
+            layer.kv_cache = self._states() if groups[kind].states else self._kv_of(kind)
         connector.register_kv_caches({_layer(kind): self._kv_of(kind) for kind in range(len(groups))})
+
+    def _states(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each block's state in numbers of two kinds. Some of its memory is left over."""
+        memory = self._kv.view(len(self._kv), -1)
+        half = memory.shape[1] // 2
+        return memory[:, :half], memory[:, half:-1].view(torch.int32)
 
     def _kv_of(self, kind: int) -> torch.Tensor:
         """Shape [blocks, 2, tokens, size]. If a block has fewer tokens, each one is larger."""
@@ -119,6 +129,7 @@ class ToyRunner:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         self._take(output)
+        self._move_states(output)
         connector = self._connector
         connector.bind_connector_metadata(output.kv_connector_metadata)
         if output.has_sync_kv_loads:
@@ -180,6 +191,8 @@ class ToyRunner:
         """Compute from ``start`` on. Returns what the next token attends to, and whether both halves of it agree."""
         group, kv = self._groups[kind], self._kv_of(kind)
         size = kv.shape[2]
+        if group.states:
+            return self._compute_state(kind, blocks, tokens, start)
         first = group.first_attended(start)
         slots = [(blocks[position // size], position % size) for position in range(first, len(tokens))]
         known = [kv[block, :, offset] for block, offset in slots[: start - first]]
@@ -191,6 +204,35 @@ class ToyRunner:
             values.append(value)
             kv[block, :, offset] = value
         return values[group.first_attended(len(tokens)) - first :], intact
+
+    def _move_states(self, output: SchedulerOutput) -> None:
+        """Move the states of a step's requests into the blocks that it ends in, as vLLM does before all else."""
+        for kind, group in enumerate(self._groups):
+            size = PAGE * group.times
+            for name, tokens in output.num_scheduled_tokens.items() if group.states else ():
+                start, blocks = self._starts[name], self._prompts[name].blocks[kind]
+                old, new = (start - 1) // size, (start + tokens - 1) // size
+                if start and old != new:
+                    self._kv[blocks[new]] = self._kv[blocks[old]]
+
+    def _compute_state(
+        self, kind: int, blocks: Sequence[int], tokens: Sequence[int], start: int
+    ) -> tuple[Sequence[int], bool]:
+        """Go on from the state after ``start`` tokens, in the block that the last of ``tokens`` belongs to."""
+        size = PAGE * self._groups[kind].times
+        block = blocks[(len(tokens) - 1) // size]
+        assert block, "a state is computed into no block"
+        known: list[int] = []
+        intact = True
+        if start:
+            parts = [part[block] for part in self._states()]
+            known = [int(parts[0][0])]
+            intact = all(bool((part == known[0]).all()) for part in parts)
+        for token in tokens[start:]:
+            known = [_value(kind, known, token)]
+        for part in self._states():
+            part[block] = known[0]
+        return known, intact
 
 
 class ToyEngine:
@@ -211,10 +253,14 @@ class ToyEngine:
         config = _config(folder, blocks, async_scheduling, model, groups, kv)
         specs = [KVCacheGroupSpec([_layer(kind)], _spec(kind, groups)) for kind in range(len(groups))]
         kv_cache = KVCacheConfig(blocks, [], specs)
+        self._hash_tokens = PAGE * gcd(*(group.times for group in groups))
         largest = PAGE * lcm(*(group.times for group in groups))
-        kind = AsyncScheduler if async_scheduling else Scheduler
+        plain, ends_with_nodes = (
+            (AsyncScheduler, AsyncNodeEndScheduler) if async_scheduling else (Scheduler, NodeEndScheduler)
+        )
+        kind = ends_with_nodes if any(group.states for group in groups) else plain
         self.scheduler = kind(
-            config, kv_cache, StructuredOutputManager(config), block_size=largest, hash_block_size=PAGE
+            config, kv_cache, StructuredOutputManager(config), block_size=largest, hash_block_size=self._hash_tokens
         )
         self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
         self._runner = ToyRunner(self.worker, blocks, groups)
@@ -253,7 +299,9 @@ class ToyEngine:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         params.extra_args = {"kv_transfer_params": message.as_parameters()}
         salt = message.plan.namespace if message.plan is not None else None
-        request = Request(message.name, list(prompt), params, None, cache_salt=salt or None, block_hasher=_hasher())
+        request = Request(
+            message.name, list(prompt), params, None, cache_salt=salt or None, block_hasher=_hasher(self._hash_tokens)
+        )
         self.answers[message.name] = []
         self.scheduler.add_request(request)
 
@@ -306,7 +354,16 @@ def _head_size(kind: int, groups: Sequence[PageGroup]) -> int:
 
 
 def _spec(kind: int, groups: Sequence[PageGroup]) -> KVCacheSpec:
-    window, times, chunks = groups[kind]
+    window, times, chunks, states = groups[kind]
+    if states:
+        numbers = 2 * PAGE * max(group.times for group in groups)
+        return MambaSpec(
+            block_size=PAGE * times,
+            shapes=((numbers // 2,), (numbers // 2 - 1,)),
+            dtypes=(torch.float32, torch.int32),
+            page_size_padded=numbers * torch.float32.itemsize,
+            mamba_cache_mode="align",
+        )
     shape: dict[str, Any] = {
         "block_size": PAGE * times,
         "num_kv_heads": 1,
@@ -319,9 +376,9 @@ def _spec(kind: int, groups: Sequence[PageGroup]) -> KVCacheSpec:
 
 
 @cache
-def _hasher() -> Callable[[Request], list[Any]]:
+def _hasher(tokens: int) -> Callable[[Request], list[Any]]:
     init_none_hash(sha256)
-    return get_request_block_hasher(PAGE, sha256)
+    return get_request_block_hasher(tokens, sha256)
 
 
 @cache
@@ -345,7 +402,8 @@ def _config(
     config.scheduler_config.async_scheduling = async_scheduling
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.cache_config.num_gpu_blocks = blocks
-    config.cache_config.block_size = PAGE
+    config.cache_config.block_size = PAGE * max((group.times for group in groups if group.states), default=1)
+    config.cache_config.mamba_cache_mode = "align"
     config.cache_config.enable_prefix_caching = True
     config.compilation_config.static_forward_context = {
         _layer(kind): SimpleNamespace(

@@ -17,12 +17,12 @@ def small_cache(blocks: int, tokens: int, heads: int, dim: int, dtype: torch.dty
 
     return CpuBlocks(
         EngineCache(
-            caches, blocks, Paging(tokens), lambda name: _Writer(KvShape(tokens, caches[name].shape[2], dim, dim))
+            caches, blocks, Paging(tokens), lambda name: Writer(KvShape(tokens, caches[name].shape[2], dim, dim))
         )
     )
 
 
-class _Writer:
+class Writer:
     """Writes into a cache of shape [1, 2, heads, tokens, dim]."""
 
     def __init__(self, shape: KvShape) -> None:

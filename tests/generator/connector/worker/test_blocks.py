@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm")
 
 import torch
-from small_cache import small_cache
+from small_cache import Writer, small_cache
 
 from generator.connector.blocks.cpu_blocks import CpuBlocks
+from generator.connector.blocks.layout_map import KvShape
+from generator.connector.blocks.paged_blocks import EngineCache
+from generator.connector.refusal import UnsupportedByConnector
 from generator.connector.step_jobs import BlockCopy
+from protocol.kv import PageGroup, Paging
 
 BLOCKS, TOKENS = 12, 4
 
@@ -105,3 +109,49 @@ def test_copies_on_another_thread_start_no_openmp_threads():
             assert psutil.Process().num_threads() == before
     finally:
         torch.set_num_threads(threads)
+
+
+def cache_with_states(left_over: int = 2) -> tuple[CpuBlocks, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    """A layer of attention, and one with states of two dtypes, whose blocks are the same memory.
+
+    ``left_over`` numbers of two bytes of a block belong to no state.
+    """
+    memory = torch.randint(-100, 100, (BLOCKS, 2, 1, TOKENS, 8)).to(torch.bfloat16)
+    numbers = memory.view(BLOCKS, -1)
+    states = {"state": (numbers[:, :24].view(BLOCKS, 3, 8), numbers[:, 24 : 64 - left_over].view(torch.float32))}
+    paging = Paging(TOKENS, (PageGroup(), PageGroup(1, states=True)))
+    writer = Writer(KvShape(TOKENS, 1, 8, 8))
+    groups = [["attention"], ["state"]]
+    return CpuBlocks(EngineCache({"attention": memory}, BLOCKS, paging, lambda _: writer, groups, states)), states
+
+
+def test_a_state_is_a_whole_page_wherever_its_last_token_stands():
+    blocks, states = cache_with_states()
+    page = np.empty(blocks.page_bytes, np.uint8)
+    blocks.read(5, page, 1, group=1)
+    left = page.view(np.uint16).copy()
+    assert (left[:24] == states["state"][0][5].reshape(-1).view(torch.uint16).numpy()).all()
+    assert (left[24:62].view(np.float32) == states["state"][1][5].numpy()).all()
+    # What other blocks have left there is not the state's.
+    assert (left[62:] == 0).all()
+    blocks.read(5, page, 1, group=0)
+    assert not (page.view(np.uint16)[:24] == left[:24]).all(), "a page of attention ends behind its last token"
+
+
+def test_states_of_other_dtypes_are_another_layout():
+    (blocks, states), (others, _) = cache_with_states(2), cache_with_states(4)
+    assert "bfloat16 (3, 8)" in blocks.layout
+    assert f"float32 {tuple(states['state'][1].shape[1:])}" in blocks.layout
+    assert blocks.layout != others.layout
+
+
+def test_states_that_are_scattered_in_memory_are_refused():
+    blocks, _ = cache_with_states()
+    memory = torch.zeros(BLOCKS, 2, 1, TOKENS, 8).to(torch.bfloat16)
+    scattered = {"state": (memory.view(BLOCKS, -1)[:, ::2],)}
+    writer = Writer(KvShape(TOKENS, 1, 8, 8))
+    cache = EngineCache(
+        {"attention": memory}, BLOCKS, blocks.paging, lambda _: writer, [["attention"], ["state"]], scattered
+    )
+    with pytest.raises(UnsupportedByConnector, match="the states of layer state lie in memory in a way"):
+        CpuBlocks(cache)
