@@ -1,46 +1,18 @@
 """How much memory a model takes, and whether it fits a device's."""
 
-import json
-from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from generator.catalogue import ModelFacts
 from generator.device import Device
+from generator.model_facts import ModelFacts
 from generator.settings import GeneratorSettings
 
-_WEIGHTS = "*.safetensors"
 _CPU_SHARE = 0.75
 """Of a CPU's memory. The rest is for the stack's other processes and the operating system."""
 _ENGINE_BYTES = 1 << 30
 """For activations and the engine itself."""
 _EASY_PROMPTS = 4
 _VALUE_BYTES = {"float32": 4}
-
-
-def facts_of_folder(folder: Path, name: str) -> ModelFacts | None:
-    """Return the facts of a model folder; None if its configuration is not that of a plain decoder.
-
-    Parameters are counted by the size of the weights on disk.
-    """
-    try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        heads = config["num_attention_heads"]
-        return ModelFacts(
-            name=name,
-            parameters=sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) // _stored_bytes(config),
-            layers=config["num_hidden_layers"],
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            context=config["max_position_embeddings"],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _stored_bytes(config: Mapping[str, Any]) -> int:
-    return _VALUE_BYTES.get(config.get("dtype") or config.get("torch_dtype") or "", 2)
 
 
 class Fit(StrEnum):
@@ -66,7 +38,7 @@ class MemoryFit(NamedTuple):
     def of(self, model: ModelFacts) -> Fit:
         """Return how a model fits beside its KV."""
         left = self.usable - _ENGINE_BYTES - model.weight_bytes(self.value_bytes)
-        prompt = model.kv_bytes(self.value_bytes) * min(self.prompt_tokens, model.context)
+        prompt = model.prompt_bytes(min(self.prompt_tokens, model.context), self.value_bytes)
         if left < prompt:
             return Fit.NO
         return Fit.YES if left >= _EASY_PROMPTS * prompt else Fit.TIGHT

@@ -8,6 +8,7 @@ from generator.engines.engine import Engine
 from generator.engines.fake_engine import FakeEngine
 from generator.engines.vllm_arguments import check_engine_arguments
 from generator.engines.vllm_engine import VllmEngine
+from generator.model_facts import ModelFacts, facts_of_folder
 from generator.models import SHIPPED, ModelStore
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
@@ -33,6 +34,10 @@ class GeneratorFactory:
         if self._settings.engine == "vllm":
             check_engine_arguments(self._settings.engine_args)
         self._model_folder()
+
+    def facts(self) -> ModelFacts | None:
+        """What is known of the model by its folder, which is brought here before; None if that says too little."""
+        return facts_of_folder(self._model_folder(), self._settings.model)
 
     def engine(self, instance: str = "generator") -> Engine:
         """The configured engine, not started. ``instance`` is its name in plans."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from services.cli.connection import ApiKeyOption, JsonOption, UrlOption, connect
-from services.cli.models import advice
+from services.cli.models import advice, described
 from services.cli.output import errors, results
 from services.config import Config, load_config
 from services.model import generator_factory
@@ -42,7 +42,11 @@ def up(
     # Convert or download here, in view of the user: it may take longer than the stack waits for its gateway.
     if config.generator.engine == "vllm":
         errors.print(f"Preparing the model {config.generator.model}", markup=False, soft_wrap=True)
-    generator_factory(config).fetch()
+    factory = generator_factory(config)
+    factory.fetch()
+    facts = factory.facts() if config.generator.engine == "vllm" else None
+    if facts is not None:
+        errors.print(described(config, facts), markup=False, soft_wrap=True)
     if detach:
         environment = {MODEL_VARIABLE: config.generator.model}
         with errors.status("starting Ray") as spinner:

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from generator.device import Device
+from generator.model_facts import ModelFacts
 from services.cli import stack
 from services.cli.app import app
 from services.stack.run_state import RunningStack
@@ -47,6 +48,9 @@ def started(monkeypatch):
 
         def fetch(self):
             seen["fetched"] = self._config.generator.model
+
+        def facts(self):
+            return seen.get("facts")
 
     monkeypatch.setattr(stack, "StackProcess", Process)
     monkeypatch.setattr(stack, "generator_factory", Factory)
@@ -101,6 +105,29 @@ def test_up_takes_a_model_in_place_of_the_configured_one(device, started, tmp_pa
     assert started == {"fetched": file, "environment": {stack.MODEL_VARIABLE: file}}
     run("up", "--detach", "--model", "some/id")
     assert started["fetched"] == "some/id"
+
+
+def test_models_are_listed_with_what_they_keep_and_where_it_serves(device):
+    models = listed()
+    shipped, hybrid = models["smollm2-135m-instruct"], models["Qwen/Qwen3-Next-80B-A3B-Instruct"]
+    assert (shipped["keeps"], shipped["bytes_per_state"]) == ("KV of all tokens in 30 layers", 0)
+    assert hybrid["keeps"] == "KV of all tokens in 12 layers, a state in 36 layers"
+    assert hybrid["bytes_per_state"] == 36 * (3 * 8192 + 32 * 128 * 128) * 2
+    assert [model["reuse"] for model in (shipped, hybrid)] == ["anywhere", "after the same documents"]
+    assert models["openai/gpt-oss-20b"]["keeps"].endswith("KV of the last 128 tokens in 12 layers")
+    assert models["deepseek-ai/DeepSeek-V2-Lite-Chat"]["keeps"] == "latent vectors of all tokens in 27 layers"
+
+
+def test_up_says_what_a_model_keeps_before_it_loads_it(device, started):
+    assert "It keeps" not in run("up", "--detach").stderr
+    sizes = {"parameters": 10**9, "kv_heads": 8, "head_dim": 64, "context": 4096}
+    started["facts"] = ModelFacts("new", layers=4, **sizes, state_layers=12, state_values=1 << 20)
+    assert (
+        "It keeps KV of all tokens in 4 layers, a state in 12 layers (8 KiB a token, 2.0 MiB a state). A document's KV "
+        "serves after the same documents. With 1.9 GiB of weights it fits CPU, 24.0 GiB"
+    ) in run("up", "--detach").stderr
+    started["facts"] = ModelFacts("large", layers=32, **sizes | {"parameters": 10**11})
+    assert "serves anywhere. With 186.3 GiB of weights it is too large for CPU" in run("up", "--detach").stderr
 
 
 def test_up_advises_a_larger_model_on_a_gpu_only(device, started):

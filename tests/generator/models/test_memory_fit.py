@@ -3,9 +3,10 @@
 import pytest
 
 from generator import device as devices
-from generator.catalogue import CATALOGUE, ModelFacts
+from generator.catalogue import CATALOGUE
 from generator.device import Device, find_device
-from generator.memory_fit import Fit, facts_of_folder, memory_fit
+from generator.memory_fit import Fit, memory_fit
+from generator.model_facts import ModelFacts
 from generator.settings import GeneratorSettings
 
 GIB = 1 << 30
@@ -85,9 +86,3 @@ def test_gpus_count_if_the_installed_vllm_uses_them(tmp_path, monkeypatch, told,
     assert (there if there.is_gpu else None) == found
     monkeypatch.setattr(devices, "_computes_on_gpus", lambda: False)
     assert not find_device().is_gpu
-
-
-@pytest.mark.parametrize("config", ["", "{", "[]", '{"num_attention_heads": 4}', '{"num_attention_heads": null}'])
-def test_a_folder_of_another_kind_has_no_facts(tmp_path, config):
-    (tmp_path / "config.json").write_text(config)
-    assert facts_of_folder(tmp_path, "m") is None

@@ -9,7 +9,7 @@ from tiny_gguf import LAYERS, VOCABULARY, write_tiny_gguf
 from tokenizers import Tokenizer
 
 from generator import models
-from generator.memory_fit import facts_of_folder
+from generator.model_facts import facts_of_folder
 from generator.models import ModelStore
 from protocol.errors import ConfigError
 
