@@ -16,9 +16,10 @@ Limits: the largest difference grows with the number of prompts, so compare only
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -81,7 +82,7 @@ class ExactnessBenchmark:
 
     With the cache, ``instances`` engines share host memory and disk, and as many prompts run at once. Each engine runs
     with or without ``async_scheduling``, on ``tensor_parallel`` ranks, and with composed requests ``composed_between``
-    if wanted. ``profiles`` is the folder of cost profiles.
+    if wanted. ``profiles`` is the folder of cost profiles. ``small`` has the sizes of the tiers.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ExactnessBenchmark:
         async_scheduling: bool = False,
         tensor_parallel: int = 1,
         composed_between: bool = False,
+        small: Mapping[str, float] = MappingProxyType(SMALL),
     ) -> None:
         self._engines = engines
         self._controller = controller
@@ -106,6 +108,7 @@ class ExactnessBenchmark:
         self._instances = instances
         self._engine_args = {"async_scheduling": async_scheduling, "tensor_parallel_size": tensor_parallel}
         self._composed_between = composed_between
+        self._small = small
         self._composed_tokens = 0
         self._tokens: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
@@ -170,7 +173,7 @@ class ExactnessBenchmark:
                                 keep_host=part.stop == half,
                                 at_work=self._instances,
                                 engine_args={**SMALL_ENGINE, **self._engine_args},
-                                **SMALL,
+                                **self._small,
                             )
                         )
                         for instance in (f"generator-{number}" for number in range(self._instances))

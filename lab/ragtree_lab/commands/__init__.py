@@ -7,7 +7,9 @@ from ragtree_lab.commands.all import all_benchmarks
 from ragtree_lab.commands.auxiliary import auxiliary
 from ragtree_lab.commands.compose import compose
 from ragtree_lab.commands.controller import controller
-from ragtree_lab.commands.exactness import exactness
+from ragtree_lab.commands.engines.exactness import exactness
+from ragtree_lab.commands.engines.families import families
+from ragtree_lab.commands.engines.tiers import tiers
 from ragtree_lab.commands.follow_ups import follow_ups
 from ragtree_lab.commands.graph.fine_tuning import fine_tuning
 from ragtree_lab.commands.graph.graph import graph
@@ -26,7 +28,6 @@ from ragtree_lab.commands.sharing.peer_faults import peer_faults
 from ragtree_lab.commands.sharing.sharing import sharing
 from ragtree_lab.commands.speculation import speculation
 from ragtree_lab.commands.sustained import sustained
-from ragtree_lab.commands.tiers import tiers
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -51,6 +52,7 @@ for command in (
     scheduling,
     controller,
     exactness,
+    families,
     compose,
     auxiliary,
     fine_tuning,

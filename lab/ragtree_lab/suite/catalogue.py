@@ -63,6 +63,7 @@ BENCHMARKS = (
     Benchmark("tiers", "--rounds 3"),
     Benchmark("compose", "--questions 12 --shares 0.2 --rounds 3", _SQUAD),
     Benchmark("exactness", "--prompts 60 --control 20", _SQUAD),
+    Benchmark("families", "--prompts 3"),
     Benchmark(
         "sustained",
         "--pairs 90 --stretch 30 --warm-up 30 --questions 200 --host-gib 0.0625 --disk-gib 0.1875",

@@ -138,6 +138,17 @@ KEY_FIGURES = {
         Figure("dtype", "dtype"),
         Figure("prompt tokens, {}", "tokens.*"),
     ),
+    "families": (
+        Figure("prompts with other tokens than without a cache, {}", "rows[family].mismatches"),
+        Figure("the same, two runs without a cache, {}", "rows[family].same_mismatches"),
+        Figure("answers from a tier with other tokens than when computed, {}", "rows[family].tier_mismatches"),
+        Figure("prompt tokens found, {}", "rows[family].found_share", "%"),
+        Figure("TTFT, {}, {}", "rows[family].ttft_ms.*", "ms"),
+        Figure("time of a later token, {}, {} the connector", "rows[family].ms_per_token.*", "ms"),
+        Figure("bytes a token, {}", "rows[family].bytes_per_token"),
+        Figure("bytes a state, {}", "rows[family].bytes_per_state"),
+        Figure("refused, {}", "rows[family].refused"),
+    ),
     "sustained": (
         Figure("mean TTFT, stretch {}, {} over ours", "stretches[].speedup.*", "x"),
         Figure("last speed-up over the first one, against {}", "last_over_first.*", "x"),

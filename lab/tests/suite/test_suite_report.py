@@ -11,6 +11,7 @@ from protocol.errors import ConfigError
 from ragtree_lab.compose.benchmark import ComposeResult
 from ragtree_lab.controller.benchmark import ControllerResult
 from ragtree_lab.exactness import ExactnessResult
+from ragtree_lab.families.benchmark import FamiliesResult
 from ragtree_lab.follow_ups.benchmark import FollowUpResult
 from ragtree_lab.graph.benchmark import GraphResult
 from ragtree_lab.graph.policies.rows import GraphPoliciesResult
@@ -52,6 +53,7 @@ RESULTS = {
     "tiers": TiersResult,
     "compose": ComposeResult,
     "exactness": ExactnessResult,
+    "families": FamiliesResult,
     "sustained": SustainedResult,
     "sharing": SharingResult,
     "peer-faults": PeerFaultsResult,

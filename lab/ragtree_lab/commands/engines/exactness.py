@@ -50,6 +50,7 @@ def exactness(
     from generator.engines.factory import GeneratorFactory
     from generator.models import ModelStore
     from ragtree_lab.exactness import ExactnessBenchmark
+    from ragtree_lab.families.shapes import SHARED
     from ragtree_lab.measuring.engines import ComparedEngines
     from ragtree_lab.measuring.random_model import make_random_model
     from ragtree_lab.workloads.articles import article_parts, question_prompts
@@ -61,7 +62,7 @@ def exactness(
     with ExitStack() as stack:
         if random_weights:
             folder = stack.enter_context(TemporaryDirectory(prefix="ragtree-bench-"))
-            model = make_random_model(Path(folder), store.resolve(settings.model))
+            model = make_random_model(Path(folder), store.resolve(settings.model), SHARED)
             settings = settings.model_copy(update={"model": str(model)})
         factory = GeneratorFactory(settings, store)
         tokenizer = factory.tokenizer()

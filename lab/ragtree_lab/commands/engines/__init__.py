@@ -1,0 +1,1 @@
+"""Benchmarks of engines without a stack around them."""
