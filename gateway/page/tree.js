@@ -1,7 +1,7 @@
 // The knowledge tree: a treemap for each tier, and a table of all nodes.
 
 import { byId, el, onWidth, svg, table } from "./dom.js";
-import { compact, count, percent } from "./numbers.js";
+import { bytes, compact, count, percent } from "./numbers.js";
 import { nested } from "./treemap.js";
 
 const MOST_CELLS = 500;
@@ -111,7 +111,12 @@ class TierMap {
     this.drawn = new Set([...here].sort((one, other) => other.tokens - one.tokens).slice(0, MOST_CELLS));
     this.left = here.length - this.drawn.size;
     this.tops = nodes.filter(({ parent }) => !parent);
-    this.held.textContent = `${compact(tier.used_tokens)} of ${compact(tier.capacity_tokens)} tokens, ${count(tier.nodes)} nodes`;
+    // Not tokens, if the engine says what KV takes: of layers with windows or states, a document has other pages.
+    const [used, capacity] =
+      tier.used_bytes === null
+        ? [compact(tier.used_tokens), `${compact(tier.capacity_tokens)} tokens`]
+        : [bytes(tier.used_bytes), bytes(tier.capacity_bytes)];
+    this.held.textContent = `${used} of ${capacity}, ${count(tier.nodes)} nodes`;
     this.meter.value = tier.used_tokens / tier.capacity_tokens;
     this.root.setAttribute(
       "aria-label",

@@ -7,7 +7,6 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from msgspec.structs import asdict
 from starlette.responses import Response
 
 from gateway.background.pinning import pin_document
@@ -58,7 +57,8 @@ async def cache_tree(
     """Get the knowledge tree by namespace, most used documents first."""
     gateway.readiness.require_parts()
     view = await gateway.parts.controller.tree(depth, limit)
-    return json_response(CacheTree(**asdict(view), documents=gateway.recent_documents.names_in(view)))
+    documents = gateway.recent_documents.names_in(view)
+    return json_response(CacheTree.of(view, documents, token_bytes(gateway.readiness)))
 
 
 @router.get("/activity", responses=replies(ActivityReport, "The last minutes.", 401, 403, 500))

@@ -61,7 +61,16 @@ class CacheTree(TreeView, frozen=True, kw_only=True):
     """
 
     object: Literal["cache.tree"] = "cache.tree"
+    tiers: tuple[TierReply, ...]
     documents: dict[str, dict[str, DocumentName]]
+
+    @classmethod
+    def of(
+        cls, view: TreeView, documents: dict[str, dict[str, DocumentName]], token_bytes: float | None
+    ) -> "CacheTree":
+        """Make the reply from the controller's view."""
+        tiers = tuple(TierReply.of(tier, token_bytes) for tier in view.tiers)
+        return cls(namespaces=view.namespaces, nodes=view.nodes, tiers=tiers, documents=documents)
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):

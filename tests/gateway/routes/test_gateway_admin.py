@@ -108,6 +108,8 @@ async def test_stats_have_tokens_and_bytes(in_process, stack: Stack):
     stack.generator.kv = KV
     async with in_process() as served:
         stats = (await served.client.get(f"{CACHE}/stats")).json()
+        tree = (await served.client.get(f"{CACHE}/tree")).json()
+    assert tree["tiers"] == stats["tiers"]
     (tier,) = stats["tiers"]
     assert (tier["used_bytes"], tier["capacity_bytes"], tier["evictions"]) == (25_000, 100_000, 7)
     assert (stats["policy"], stats["planned_cached_tokens"], stats["planned_tokens"]) == ("LRU", 40, 100)
