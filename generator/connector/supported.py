@@ -146,9 +146,10 @@ def check_kv_cache(kv_cache: "KVCacheConfig") -> None:
     groups = kv_cache.kv_cache_groups
     if not groups or (len(groups) > 1 and not SERVES_GROUPS):
         raise _refusal("models whose layers keep different kinds of KV", _WITHOUT)
-    specs = [spec for spec in _specs(kv_cache) if type(spec) is not MambaSpec]
+    layers = _specs(kv_cache)
+    specs = [spec for spec in layers if type(spec) is not MambaSpec]
     sizes = {group.kv_cache_spec.block_size for group in groups}
-    if len(specs) < len(_specs(kv_cache)) and (len(sizes) > 1 or not specs):
+    if len(specs) < len(layers) and (len(sizes) > 1 or not specs):
         # vLLM then finds states within blocks.
         raise _refusal("states in blocks of other lengths than those of attention, or without attention", _WITHOUT)
     for spec in specs:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from generator.connector.scheduler.gpu_tier import GpuTier
 from generator.connector.scheduler.kept_windows import KeptWindows
 from generator.connector.scheduler.planned_request import PlannedRequest
-from protocol.kv import Paging
+from protocol.kv import PageGroup, Paging
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -36,14 +36,9 @@ class BlockRelief:
         self._paging = paging
         self._most_requests = most_requests
         self._most_tokens = most_tokens
-        # How many blocks of each group a request has at once: all, those of a window and of what is under way, or that
-        # of a state, of the one before it, and of one that some layers keep at the end of the prompt.
+        # How many blocks of each group a request has at once, if not all.
         self._most_blocks = [
-            3
-            if group.states
-            else -(-(group.window + in_flight_tokens) // paging.group_tokens(number)) + 1
-            if group.window
-            else None
+            _most_blocks(group, paging.group_tokens(number), in_flight_tokens)
             for number, group in enumerate(paging.groups)
         ]
         self._spare: deque[str] = deque(maxlen=_MOST_SPARE)
@@ -120,3 +115,11 @@ class BlockRelief:
                 break
             tokens = node.prefix_tokens + node.tokens
         return tokens
+
+
+def _most_blocks(group: PageGroup, tokens: int, in_flight_tokens: int) -> int | None:
+    """The most blocks of so many ``tokens`` that a request has of a group at once; None for all of its tokens'."""
+    if group.states:
+        # That of the state, of the one before it, and of one that some layers keep at the end of the prompt.
+        return 3
+    return -(-(group.window + in_flight_tokens) // tokens) + 1 if group.window else None

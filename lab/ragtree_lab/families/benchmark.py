@@ -1,9 +1,9 @@
 """Serves a small model of each family from every tier, beside plain vLLM with and without its own prefix cache.
 
-First a stream of prompts, whose documents come in changing sequences, runs with the cache and without any
-(``ragtree_lab.exactness``): tiers too small for all documents, a restart halfway. Then prompts with new documents
-compare the time to first token by where their KV is, and the time of later tokens. Their answers from each tier must
-equal those of the request that has computed the KV.
+Prompts with new documents compare the time to first token by where their KV is, and the time of later tokens. Their
+answers from each tier must equal those of the request that has computed the KV. Then a stream of prompts, whose
+documents come in changing sequences, runs with the cache and without any (``ragtree_lab.exactness``): tiers too small
+for all documents, a restart halfway.
 
 Limits: random weights. Small models say little about the speed of large ones: read ratios only. Without a cache, vLLM
 computes layers with states in steps of other lengths, which round in other ways: so do two runs without it.
@@ -22,7 +22,7 @@ import msgspec
 
 from cachectl.settings import ControllerSettings
 from examine.measuring import Progress
-from examine.measuring.engines import Generation, generate
+from examine.measuring.engines import generate
 from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath, random_segment
 from examine.measuring.tier_rounds import carried_out, forget, move
 from generator.engines.vllm_engine import VllmEngine
@@ -33,7 +33,7 @@ from protocol.generation import Sampling
 from protocol.kv import KvMemory, Orders, PageGroup
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
-from ragtree_lab.exactness import ExactnessBenchmark
+from ragtree_lab.exactness import ExactnessBenchmark, compare
 from ragtree_lab.families.shapes import Family
 from ragtree_lab.measuring.engines import ComparedEngines
 from ragtree_lab.measuring.random_model import make_random_model
@@ -61,8 +61,8 @@ class FamilyRow(msgspec.Struct, frozen=True):
     ``groups`` describe what its layers keep. ``bytes_per_token`` are those of a long document without states, and
     ``bytes_per_state`` what the states after one take up. Of ``prompts``, ``mismatches`` had another token than without
     any cache, and the largest difference of logprobs before was ``logprob_difference``; ``same_mismatches`` are those
-    of a second run without it. As many prompts had ``tier_mismatches`` among answers from all tiers with another token
-    than when their KV was computed. ``found_share`` is the share of the prompts' tokens that came from a tier, and
+    of a second run without it. ``tier_mismatches`` counts the answers with KV from a tier that have another token than
+    when it was computed. ``found_share`` is the share of the prompts' tokens that came from a tier, and
     ``tokens`` says which. ``ttft_ms`` are medians by case: ``computed``, vLLM's own prefix cache (``own_cache``),
     ``kept``, which is computed and kept, and the tiers. ``ms_per_token`` is the time of a later token ``without`` the
     connector and ``with`` it, and ``ms_per_token_16`` the same with 16 answers at once.
@@ -166,19 +166,18 @@ class FamiliesBenchmark:
     async def _timed(self, row: FamilyRow, settings: GeneratorSettings, disk: Path, progress: Progress) -> FamilyRow:
         """Times of both engines, side by side."""
         engines = ComparedEngines(settings, self._models, at_once=2)
-        rounds = self._prompts
         async with engines.plain() as plain, engines.caching(disk) as caching:
             memory = (await caching.info()).kv
             if memory is None:
                 raise InternalError("the engine keeps no KV, so there is nothing to measure")
             timed = _Rounds(plain, caching, memory)
-            for number in range(rounds + 1):
-                progress("times", number, rounds + 1)
+            for number in range(self._prompts + 1):
+                progress("times", number, self._prompts + 1)
                 # The first one warms up both engines.
                 path = await timed.ask(f"{_SEED} {number}", counts=number > 0)
                 if number <= _DECODE_ROUNDS:
                     await timed.decode(path, counts=number > 0)
-            progress("times", rounds + 1, rounds + 1)
+            progress("times", self._prompts + 1, self._prompts + 1)
         paging = memory.paging
         states = sum(group.states for group in paging.groups)
         # As long as makes whole pages in all groups.
@@ -253,7 +252,7 @@ class _Rounds:
             source = tier
         await carried_out(caching, Orders(path.moves(source, None)))
         await forget(caching, path)
-        self.mismatches += sum(_tokens(came[tier]) != _tokens(came["kept"]) for tier in TIERS)
+        self.mismatches += compare([came["kept"]] * len(TIERS), [came[tier] for tier in TIERS]).mismatches
         if counts:
             for case, answer in came.items():
                 self.ttft[str(case)].append(answer.ttft_ms)
@@ -278,10 +277,6 @@ class _Rounds:
         answers = await asyncio.gather(*(generate(engine, path.plan(question, None, None), _DECODED) for path in paths))
         took = (perf_counter() - began) * 1000
         return (took - max(answer.ttft_ms for answer in answers)) / (_DECODED.max_tokens - 1)
-
-
-def _tokens(answer: Generation) -> list[int]:
-    return [token.token_id for token in answer.logprobs]
 
 
 def _described(group: PageGroup) -> str:
