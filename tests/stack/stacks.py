@@ -45,6 +45,18 @@ FREEDONIA = "The capital of Freedonia is Marxville, a town of three thousand peo
 SYLVANIA = "The capital of Sylvania is Trentino, which lies on a lake and is known for its peanuts and lemonade."
 
 
+DOCUMENT_TOKENS = 300
+"""Less than any of ``long_documents`` has."""
+
+
+def long_documents(*names: str) -> dict[str, str]:
+    """Documents of 40 sentences about these names."""
+    return {
+        name: " ".join(f"Fact {number} about {name} is that {name} has {number * seed} lakes." for number in range(40))
+        for seed, name in enumerate(names, start=2)
+    }
+
+
 def command(*arguments: str, timeout_s: float = 120, cwd: Path | None = None, **environment: str) -> Ran:
     """Run a command to its end."""
     return subprocess.run(

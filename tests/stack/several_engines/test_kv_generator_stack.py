@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from stacks import HASHING, SMALL_ENGINE, until
+from stacks import DOCUMENT_TOKENS, HASHING, SMALL_ENGINE, long_documents, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.prove("cachectl/", "generator/", "services/serve/")]
 
@@ -21,12 +21,7 @@ ENVIRONMENT = {
     "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
     "RAGTREE_CONTROLLER__PREPARE_AFTER_S": "0",
 }
-DOCUMENTS = {
-    name: " ".join(f"Fact {number} about {name} is that {name} has {number * seed} lakes." for number in range(40))
-    for seed, name in enumerate(("Ruritania", "Freedonia", "Sylvania", "Graustark"), start=2)
-}
-DOCUMENT_TOKENS = 300
-"""Less than any of them has."""
+DOCUMENTS = long_documents("Ruritania", "Freedonia", "Sylvania", "Graustark")
 GENERATED = "ragtree_cache_generated_tokens_total"
 STATES = 'ragtree_instances{state="kv_generator"}'
 

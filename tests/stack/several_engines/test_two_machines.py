@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from second_machine import SecondMachine, of_several_machines
-from stacks import HASHING, SMALL_ENGINE, StackUnderTest, come_to, until
+from stacks import DOCUMENT_TOKENS, HASHING, SMALL_ENGINE, StackUnderTest, come_to, long_documents, until
 
 from services.stack.run_state import RunState
 
@@ -31,12 +31,7 @@ ENVIRONMENT = {
     "RAGTREE_CONTROLLER__MAX_RUNNING": "1",
     "RAGTREE_SERVING__GENERATOR__MIN_REPLICAS": "2",
 }
-DOCUMENTS = {
-    name: " ".join(f"Fact {number} about {name} is that {name} has {number * seed} lakes." for number in range(40))
-    for seed, name in enumerate(("Ruritania", "Freedonia"), start=2)
-}
-DOCUMENT_TOKENS = 300
-"""Less than any of them has."""
+DOCUMENTS = long_documents("Ruritania", "Freedonia")
 READ_AT_PEERS = "ragtree_cache_peer_tokens_total"
 
 
