@@ -56,8 +56,9 @@ class WatchedStack:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C goes only to this process, which then stops the stack.
-                start_new_session=True,
+                # Ctrl-C goes only to this process, which then stops the stack. Not a session of its own: Linux may
+                # divide processors among sessions (autogroup), whatever the priorities of the stack's threads.
+                process_group=0,
             )
         give_up = time.monotonic() + _START_S
         while not self._is_ready():

@@ -134,5 +134,5 @@ def start_node(
         stdout=output,
         stderr=subprocess.STDOUT,
         # A Ctrl-C of the terminal is for this process, which then ends the node in order.
-        start_new_session=True,
+        process_group=0,
     )

@@ -127,11 +127,16 @@ class StartFailed(RagtreeError):
 class StackProcess:
     """Starts a detached ``ragtree up`` on a data folder and waits until it answers queries.
 
-    ``environment`` is added to this process's own. Use it to pass a different configuration.
+    ``environment`` is added to this process's own. Use it to pass a different configuration. ``own_session``: the stack
+    outlives the caller's terminal. Turn it off to measure: Linux may divide processors among sessions before it looks
+    at priorities (autogroup), so that ingestion in one session takes as much as everything in another.
     """
 
-    def __init__(self, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, environment: Mapping[str, str] | None = None, *, own_session: bool = True
+    ) -> None:
         self._state = RunState(data_dir)
+        self._own_session = own_session
         self._environment = {**os.environ, "RAGTREE_DATA_DIR": str(data_dir), **(environment or {})}
 
     def start(self, wait_s: float, on_wait: Callable[[str], None] = lambda _: None) -> RunningStack:
@@ -149,7 +154,9 @@ class StackProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=self._own_session,
+                # Ctrl-C in the caller's terminal is not for the stack. A new session has a group of its own.
+                process_group=None if self._own_session else 0,
             )
         try:
             return self._wait(process, time.monotonic() + wait_s, on_wait)

@@ -76,7 +76,7 @@ class StackUnderTest:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
         self.environment = {"RAGTREE_SERVER__PORT": "0", **environment}
-        self.process = StackProcess(folder, self.environment)
+        self.process = StackProcess(folder, self.environment, own_session=False)
         self.running: RunningStack | None = None
 
     def command(self, *arguments: str, **environment: str) -> Ran:
@@ -87,7 +87,7 @@ class StackUnderTest:
         """Start it; ``changed`` variables stay changed."""
         if changed:
             self.environment |= changed
-            self.process = StackProcess(self.folder, self.environment)
+            self.process = StackProcess(self.folder, self.environment, own_session=False)
         self.running = self.process.start(PATIENCE_S)
 
     def stop(self) -> bool:

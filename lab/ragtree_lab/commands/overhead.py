@@ -79,7 +79,8 @@ async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "Over
     corpus = SyntheticCorpus(groups * OVERHEAD_TOP_K, OVERHEAD_WORDS, seed, per_topic=OVERHEAD_TOP_K)
     with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
         own = {"SERVER__PORT": "0", "GATEWAY__API_KEYS": "[]", "GENERATOR__KV__OBJECT_STORE": "null"}
-        process = StackProcess(Path(folder), {f"RAGTREE_{name}": value for name, value in own.items()})
+        environment = {f"RAGTREE_{name}": value for name, value in own.items()}
+        process = StackProcess(Path(folder), environment, own_session=False)
         waiting = progress.add_task("starting a stack", total=None)
         running = process.start(wait_s=300)
         progress.remove_task(waiting)
