@@ -5,8 +5,11 @@ has several groups of layers, each with blocks of its own. It begins at a multip
 of the prompt. A node of the knowledge tree always follows the same prefix, so its pages are always cut the same way. If
 the prefix ends inside a block, the node's first page also holds the end of the prefix. The rest of the last page is
 zeros.
+
+KV belongs to a namespace: to a tenant, and to the weights that have computed it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -270,8 +273,9 @@ class Orders(msgspec.Struct, frozen=True):
     """Orders for an instance's tiers, outside of any plan.
 
     The ``moves`` run first, in order. Then no KV of the documents in ``forget`` (namespace, content hash) may be left
-    in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed after them. ``everything``
-    drops all KV, or that of the namespaces that end with ``of``. Either concerns ``tiers`` only.
+    in the engine or its tiers, inside or outside the knowledge tree, nor any KV computed after them, by whichever
+    weights. ``everything`` drops all KV, or that of the namespaces that end with ``of``. Either concerns ``tiers``
+    only.
     """
 
     moves: tuple[Move, ...] = ()
@@ -279,3 +283,26 @@ class Orders(msgspec.Struct, frozen=True):
     everything: bool = False
     tiers: tuple[Tier, ...] = tuple(Tier)
     of: str = ""
+
+
+ADAPTER_DIGEST_BYTES = 16
+_MARK = "@"
+"""Stands between a tenant's namespace and the digest of the adapter that computes its KV."""
+_ADAPTER = re.compile(rf"{_MARK}([0-9a-f]{{{2 * ADAPTER_DIGEST_BYTES}}})(?=#|$)")
+"""In the name of a shard's namespace, the number of the shard follows. Plain vLLM's users may choose any names."""
+
+
+def with_adapter(namespace: str, digest: str) -> str:
+    """The tenant's namespace for the adapter with this ``digest``, which is hexadecimal; without one, its own."""
+    return f"{namespace}{_MARK}{digest}" if digest else namespace
+
+
+def adapter_of(namespace: str) -> str:
+    """The digest of a namespace's adapter; empty for the model's own weights."""
+    found = _ADAPTER.search(namespace)
+    return found[1] if found else ""
+
+
+def without_adapter(namespace: str) -> str:
+    """The tenant's namespace for the model's own weights. It identifies the tenant among all namespaces."""
+    return _ADAPTER.sub("", namespace)

@@ -10,6 +10,7 @@ from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.cache import DocumentDeletion
 from protocol.errors import DeadlineExceeded
+from protocol.kv import without_adapter
 
 
 class Deletion:
@@ -36,7 +37,9 @@ class Deletion:
         self._timeout_s = timeout_s
 
     async def delete(self, deletion: DocumentDeletion) -> int:
-        """Delete documents in one namespace, or in all. Returns the number of nodes that were removed.
+        """Delete documents in a tenant's namespaces, those of adapters included, or in all.
+
+        Returns the number of nodes that were removed.
 
         No query finds the documents from now on. The call returns when the engines have dropped and forgotten them,
         and the queries that use them now have ended; nothing of them is kept meanwhile. If no namespace is named, the
@@ -98,7 +101,7 @@ class Deletion:
         below = [
             node
             for node in self._tree.registry.nodes_of(content)
-            if namespace is None or node.root.content == namespace
+            if namespace is None or without_adapter(node.root.content) == namespace
         ]
         for node in below:
             below += node.children

@@ -71,6 +71,8 @@ class LiveController:
         self._controller: Controller | None = None
         # That of the first instance. Only instances whose KV has the same fingerprint get plans.
         self._memory: KvMemory | None = None
+        # Those of the first instance, too: a plan names the weights that it is for.
+        self._adapters: dict[str, str] = {}
         # Locations without an instance, and since when.
         self._deserted: dict[str, float] = {}
         # Instances join one after another, so that none drops what another one has just written.
@@ -101,7 +103,7 @@ class LiveController:
             raise EngineDied("no instance of the generator is running")
         engine = self._instances.at(first)
         info = await engine.info()
-        memory = info.kv
+        memory, self._adapters = info.kv, info.adapters
         if memory is None:
             # vLLM's own cache is the only one, and its content is unknown here. The controller only orders the queue.
             controller = self._new(first, DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
@@ -155,7 +157,8 @@ class LiveController:
     async def _look_at(self, instance: str) -> bool:
         known = self.controller.instances
         engine = self._instances.at(instance)
-        memory = (await engine.info()).kv
+        info = await engine.info()
+        memory = info.kv
         boot = memory.boot if memory is not None else ""
         if known.boots.get(instance) == boot:
             if instance not in known.tiers.retired:
@@ -164,12 +167,9 @@ class LiveController:
             known.reinstate(instance)
             return True
         own, others = (kv.fingerprint if kv is not None else "" for kv in (memory, self._memory))
-        if own != others:
-            log.error(
-                "an instance serves another model or layout and gets no plans",
-                instance=instance,
-                reason=kv_difference(self._memory, memory),
-            )
+        if own != others or info.adapters != self._adapters:
+            reason = kv_difference(self._memory, memory) if own != others else "its adapters have other files"
+            log.error("an instance serves another model or layout and gets no plans", instance=instance, reason=reason)
             known.refused.add(instance)
             if instance in known.boots:
                 known.retire(instance)

@@ -14,7 +14,7 @@ from cachectl.scheduling.request import Request
 from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from protocol.errors import UnknownNode
-from protocol.kv import LostCopy
+from protocol.kv import LostCopy, without_adapter
 from protocol.plans import AdmissionRequest, DocumentOrder, PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
@@ -140,7 +140,8 @@ class Messages:
         The documents that its facts in trees are told from count, too.
         """
         contents = [*(document.key for document in admission.prompt.documents), *admission.prompt.stated_by]
-        return self._tombstones.any(contents, self._namespaces.inside(admission.namespace), admission.found_at)
+        tenant = without_adapter(admission.namespace)
+        return self._tombstones.any(contents, self._namespaces.inside(tenant), admission.found_at)
 
     def plan(
         self,

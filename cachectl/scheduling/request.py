@@ -14,6 +14,7 @@ from cachectl.tree.grant import Grant
 from cachectl.tree.knowledge_tree import KnowledgeTree
 from cachectl.tree.prefix_lookup import CachedPrefix
 from protocol.errors import InvalidRequest, UnknownPlan
+from protocol.kv import without_adapter
 
 
 class Request(NamedTuple):
@@ -132,12 +133,12 @@ class RequestBook:
     def naming(self, contents: Collection[str], namespace: str | None) -> set[str]:
         """Queries, running or waiting, with any of these documents, or facts in trees that they state.
 
-        They are those of one namespace or, if it is None, of all.
+        They are those of a tenant's namespaces or, if it is None, of all.
         """
         return {
             query_id
             for query_id, scheduled in self.requests.items()
-            if (namespace is None or scheduled.request.namespace == namespace)
+            if (namespace is None or without_adapter(scheduled.request.namespace) == namespace)
             and any(content in contents for content in (*scheduled.contents, *scheduled.request.stated_by))
         }
 

@@ -29,7 +29,7 @@ from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
 from cachectl.tree.snapshot import NodeRecord
 from protocol.errors import ConfigError
-from protocol.kv import HeldNode
+from protocol.kv import HeldNode, without_adapter
 
 FREQUENCY_WINDOW_S = 86_400.0
 """The seconds whose accesses a node's frequency counts in serving: a day."""
@@ -135,14 +135,14 @@ class KnowledgeTree:
         self._pins.unpin(self.registry.path(namespace, contents))
 
     def delete(self, content: str, namespace: str | None = None) -> int:
-        """Delete a document everywhere, with everything after it, in one namespace or in all; the number of nodes.
+        """Delete a document everywhere, with everything after it; the number of nodes.
 
-        Nodes that a plan still uses are no longer found, and are removed when the plan is complete.
+        That is in a tenant's namespaces, those of adapters included, or in all. Nodes that a plan still uses are no
+        longer found, and are removed when the plan is complete.
         """
-        root = None if namespace is None else self.registry.roots.get(namespace)
         gone = 0
         for node in list(self.registry.nodes_of(content)):
-            if not node.detached and (namespace is None or node.root is root):
+            if not node.detached and (namespace is None or without_adapter(node.root.content) == namespace):
                 gone += self._delete(node)
         return gone
 

@@ -9,6 +9,7 @@ from cachectl.nodes.keys import root_key
 from cachectl.nodes.node import Node
 from cachectl.policies.base import ReplacementPolicy
 from protocol.errors import UnknownNode
+from protocol.kv import without_adapter
 
 
 class NodeRegistry:
@@ -121,7 +122,7 @@ class NodeRegistry:
         )
 
     def block(self, content: str, namespace: str | None) -> None:
-        """Keep nothing of a document, in one namespace or in all, until ``unblock`` is called as often."""
+        """Keep nothing of a document, in a tenant's namespaces or in all, until ``unblock`` is called as often."""
         self._blocked[namespace, content] += 1
 
     def unblock(self, content: str, namespace: str | None) -> None:
@@ -131,4 +132,4 @@ class NodeRegistry:
             del self._blocked[namespace, content]
 
     def _blocks(self, content: str, namespace: str) -> bool:
-        return (None, content) in self._blocked or (namespace, content) in self._blocked
+        return (None, content) in self._blocked or (without_adapter(namespace), content) in self._blocked

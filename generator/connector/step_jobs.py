@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from generator.connector.messages import NOT_COMPOSED, Composed
 from generator.tiers.base import TierContents
 from protocol.dependency import DependencyTrees
-from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerRead
+from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerRead, without_adapter
 from protocol.plans import Donor, PlannedNode, Recompute
 from protocol.tiers import Tier
 
@@ -195,7 +195,8 @@ class Transfer:
 class Purge:
     """Deletes documents, and everything computed after them, from ``tiers`` below the GPU, and what composing keeps.
 
-    ``contents`` are content hashes by namespace; None means everything in the namespaces that end with ``of``.
+    ``contents`` are content hashes by tenant's namespace, and those of its adapters are meant, too; None means
+    everything in the namespaces that end with ``of``.
     """
 
     number: int
@@ -212,7 +213,7 @@ class Purge:
         """Whether a node is one of the documents, or comes after one."""
         if self.contents is None:
             return namespace.endswith(self.of)
-        return not self.contents.get(namespace, frozenset()).isdisjoint(path)
+        return not self.contents.get(without_adapter(namespace), frozenset()).isdisjoint(path)
 
 
 @dataclass

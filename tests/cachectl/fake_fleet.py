@@ -17,6 +17,7 @@ class Engine:
 
     def __init__(self, memory: KvMemory | None = MEMORY, **said: object) -> None:
         self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
+        self.adapters: dict[str, str] = {}
         self.reports: tuple[ResidencyReport, ...] = ()
         self.hangs = False
         self.generates_kv = False
@@ -30,7 +31,7 @@ class Engine:
             await asyncio.Event().wait()
         if self.fails is not None:
             raise self.fails
-        return EngineInfo("model", "fake", 100_000, self.memory)
+        return EngineInfo("model", "fake", 100_000, self.memory, adapters=self.adapters)
 
     async def residency(self) -> tuple[ResidencyReport, ...]:
         return self.reports

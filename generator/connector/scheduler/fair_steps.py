@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from generator.connector.scheduler.planned_request import PlannedRequest
+from protocol.kv import without_adapter
 
 if TYPE_CHECKING:
     from vllm.config import SchedulerConfig
@@ -42,9 +43,9 @@ class FairSteps:
         prefilling: list[str] = []
         for state in states:
             if state.request.num_output_tokens:
-                answering.add(state.plan.namespace)
+                answering.add(without_adapter(state.plan.namespace))
             else:
-                prefilling.append(state.plan.namespace)
+                prefilling.append(without_adapter(state.plan.namespace))
         others = any(answering - {tenant} for tenant in prefilling)
         self._scheduler.long_prefill_token_threshold = self._bounded(len(prefilling)) if others else self._most
 

@@ -21,7 +21,7 @@ from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
 from generator.connector.step_jobs import BlockCopy, CompositionResult, Load, LoadResult, StepJobs, StepResults
-from protocol.kv import KvMemory, LostCopy, Paging, ResidencyReport
+from protocol.kv import KvMemory, LostCopy, Paging, ResidencyReport, without_adapter
 from protocol.tiers import Tier
 
 if TYPE_CHECKING:
@@ -366,5 +366,5 @@ class SchedulerSide:
 def _by_namespace(forget: Sequence[tuple[str, str]]) -> dict[str, frozenset[str]]:
     contents: dict[str, set[str]] = {}
     for namespace, content in forget:
-        contents.setdefault(namespace, set()).add(content)
+        contents.setdefault(without_adapter(namespace), set()).add(content)
     return {namespace: frozenset(named) for namespace, named in contents.items()}

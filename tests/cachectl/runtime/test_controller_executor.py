@@ -20,7 +20,7 @@ from controller_under_test import (
 
 from protocol.cache import CachePath, DocumentDeletion, RestoreResult
 from protocol.errors import DeadlineExceeded, EngineDied, EngineNotReady, InvalidRequest, UnknownInstance, UnknownPlan
-from protocol.kv import HeldNode, LostCopy, Move, Orders, Pages, ResidencyReport
+from protocol.kv import HeldNode, LostCopy, Move, Orders, Pages, ResidencyReport, with_adapter
 from protocol.plans import NotWarmed, PlanOutcome
 from protocol.tiers import Tier
 
@@ -236,6 +236,32 @@ async def test_a_deletion_without_a_namespace_covers_all_namespaces_seen(build, 
     controller.recovery.restore([ResidencyReport(GPU, (HeldNode("z", ("a",), TOKENS),), "one")])
     await controller.delete_document(DocumentDeletion(("a",)))
     assert [orders.forget for _, orders in engines.done] == [(("x", "a"), ("y", "a"), ("z", "a"))]
+
+
+@pytest.mark.parametrize("fingerprint", ["", "of the weights"])
+async def test_a_tenants_deletion_covers_the_namespaces_of_its_adapters(build, engines, fingerprint):
+    controller = build(fingerprint=fingerprint, max_running=1)
+    adapted, strangers = with_adapter("tenant", "ab" * 16), with_adapter("other", "ab" * 16)
+    for namespace in (adapted, strangers):
+        await fill(controller, "a", namespace=namespace)
+    await controller.admit(ask("uses", "a", namespace=adapted))
+    deletion = await begun(controller.delete_document(DocumentDeletion(("a",), "tenant", *at(10))))
+    computes = await waiting(controller, ask("computes", "a", namespace=adapted))
+    assert not deletion.done()
+    await controller.complete(report("uses"))
+    assert [node.kept for node in (await computes).nodes] == [None], "the document is not kept during its deletion"
+    await controller.complete(report("computes"))
+    assert await deletion == 1
+    # Engines forget it in all namespaces of the tenant.
+    assert {orders.forget for _, orders in engines.done if orders.forget} == {(("tenant", "a"),)}
+    # A search before the deletion brings nothing back, whichever model answers.
+    for number, namespace in enumerate((adapted, with_adapter("tenant", "ef" * 16))):
+        plan = await controller.admit(ask(str(number), "a", namespace=namespace, found_at=at(9)))
+        assert plan.unshared
+        await controller.complete(report(str(number)))
+    kept = await controller.admit(ask("a stranger's", "a", namespace=strangers, found_at=at(9)))
+    assert [node.loaded_from for node in kept.nodes] == [GPU]
+    await controller.complete(report("a stranger's"))
 
 
 async def test_a_deletion_waits_only_for_queries_that_use_the_document(build, engines):

@@ -95,6 +95,20 @@ async def test_a_new_instance_gets_requests_and_a_lost_one_gets_none(start):
     assert set(live.controller.instances.boots) == {"b"}
 
 
+async def test_an_instance_whose_adapters_have_other_files_gets_no_requests(start):
+    fleet = Fleet(a=Engine())
+    fleet.engines["a"].adapters = {"legal": "of the first"}
+    live = await start(fleet)
+    other = fleet.engines["b"] = Engine(boot="boot-b")
+    other.adapters = {"legal": "of another"}
+    assert await live.follow() is False
+    assert live.controller.instances.refused == {"b"}
+    started_anew = fleet.engines["c"] = Engine(boot="boot-c")
+    started_anew.adapters = {"legal": "of the first"}
+    assert await live.follow() is True
+    assert set(live.controller.instances.boots) == {"a", "c"}
+
+
 @pytest.mark.parametrize("memory", [MEMORY, None])
 async def test_an_instance_that_returns_before_it_has_ended_gets_requests_again(start, memory):
     fleet = Fleet(a=Engine(memory))

@@ -6,7 +6,7 @@ pytest.importorskip("vllm")
 
 from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments, RequestBlocks
 from generator.connector.step_jobs import Purge
-from protocol.kv import KvNode, PageGroup, Paging
+from protocol.kv import KvNode, PageGroup, Paging, with_adapter
 
 PAGING = Paging(4, (PageGroup(), PageGroup(6)))
 FIRST = KvNode("first", "tenant", ("a",), 0, 10)
@@ -69,6 +69,10 @@ def test_blocks_behind_a_token_are_those_that_have_any_token_behind_it(blocks):
 )
 def test_documents_are_purged_from_the_first_one_on(contents, first):
     """A document behind those that have nodes may stand anywhere."""
+    purge = Purge(1, {"tenant": frozenset(contents)}, ())
     documents = PlacedDocuments("tenant", ("a", "b", "c"), (FIRST, SECOND))
-    assert documents.purged_from(Purge(1, {"tenant": frozenset(contents)}, ())) == first
+    assert documents.purged_from(purge) == first
+    # KV that an adapter has computed is the tenant's, too.
+    assert documents._replace(namespace=with_adapter("tenant", "ab" * 16)).purged_from(purge) == first
+    assert documents._replace(namespace=with_adapter("other", "ab" * 16)).purged_from(purge) is None
     assert documents.tokens == 18
