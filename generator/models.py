@@ -10,7 +10,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ import psutil
 import structlog
 from filelock import FileLock
 
+from generator.adapters import ADAPTER_FILES
 from generator.model_files import digest_of_model
 from generator.settings import KvSettings
 from protocol.atomic_files import fsync
@@ -140,6 +142,7 @@ _SMOLLM2 = ShippedModel(
     frequency_penalty=0.5,
 )
 SHIPPED = {_SMOLLM2.name: _SMOLLM2}
+_A_MODEL = f"a shipped model ({', '.join(sorted(SHIPPED))}), not a folder or file"
 
 
 class ModelStore:
@@ -154,7 +157,7 @@ class ModelStore:
             shipped = SHIPPED[name]
             return self._converted(name, shipped.folder_name, shipped.locate)
         if not name:  # an empty path would be the working directory
-            return self._downloaded(name)
+            return _downloaded(name, _A_MODEL, "generator.model")
         place = Path(name).expanduser()
         file = _gguf_in(place)
         if file is not None:
@@ -163,7 +166,22 @@ class ModelStore:
             return place
         if place.suffix == _SUFFIX:
             raise ConfigError(f"{place} does not exist", param="generator.model")
-        return self._downloaded(name)
+        return _downloaded(name, _A_MODEL, "generator.model")
+
+    def adapter(self, place: str) -> Path:
+        """The folder of an adapter, given as an absolute folder or a Hugging Face id. Raises ConfigError.
+
+        Replicas run in other folders, where a relative one would be taken for an id.
+        """
+        option = "generator.adapters"
+        if place.startswith("~"):
+            with suppress(RuntimeError):  # an unknown user's
+                place = str(Path(place).expanduser())
+        if Path(place).is_absolute():
+            return Path(place)
+        if not place or Path(place).exists():
+            raise ConfigError(f"The adapter's folder {place!r} is not absolute.", option)
+        return _downloaded(place, "an absolute folder", option, only=ADAPTER_FILES)
 
     def converted(self) -> list[Path]:
         """The folders of the models that were converted on this machine, by name."""
@@ -230,19 +248,23 @@ class ModelStore:
                 log.info("the GGUF file is converted", model=name, seconds=round(time.monotonic() - began, 1))
         return target
 
-    def _downloaded(self, name: str) -> Path:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-        try:
-            left_out = ["*.bin", "*.pth", "*.gguf", "*.onnx"]
-            return Path(snapshot_download(name, ignore_patterns=left_out))  # nosec B615  # the operator chooses it
-        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            known = ", ".join(sorted(SHIPPED))
-            raise ConfigError(
-                f"{name!r} is not a shipped model ({known}), not a folder or file, and cannot be downloaded: {error}",
-                param="generator.model",
-            ) from error
+def _downloaded(name: str, alternatives: str, option: str, only: Sequence[str] | None = None) -> Path:
+    """The folder of a repository of the hub; ``alternatives`` are what else the ``option`` may name.
+
+    By default, it has all files but other forms of the weights.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        left_out = ["*.bin", "*.pth", "*.gguf", "*.onnx"]
+        folder = snapshot_download(  # nosec B615  # the operator chooses it
+            name, allow_patterns=None if only is None else list(only), ignore_patterns=left_out
+        )
+        return Path(folder)
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(f"{name!r} is not {alternatives}, and cannot be downloaded: {error}", param=option) from error
 
 
 def _convert_gguf(source: Path, target: Path) -> None:

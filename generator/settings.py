@@ -1,11 +1,11 @@
 """The generator's section of the configuration."""
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from protocol.errors import ConfigError
 
@@ -195,6 +195,9 @@ DTYPE_OF_GPUS = "bfloat16"
 """What the dtype ``auto`` is on a GPU."""
 
 
+_ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+
+
 class GeneratorSettings(BaseModel):
     """Which engine runs which model, with which resources."""
 
@@ -204,6 +207,11 @@ class GeneratorSettings(BaseModel):
     model: str = Field(
         "smollm2-135m-instruct",
         description="The model that ships with the stack, a model folder, a GGUF file, or a Hugging Face id.",
+    )
+    adapters: dict[Annotated[str, StringConstraints(pattern=_ADAPTER_NAME)], str] = Field(
+        default_factory=dict,
+        description="LoRA adapters, each served as a model of its name: its folder or Hugging Face id, by name. Their "
+        "KV is kept apart, and is not composed; nor is the model's own beside them.",
     )
     max_model_len: int = Field(8192, gt=0, description="Longest prompt plus answer, in tokens.")
     dtype: str = Field(

@@ -151,7 +151,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     ``kv`` is None if no KV is kept outside the engine's own cache; ``not_kept`` says why if it should have been.
     ``step`` is None if prefills are not batched, ``composing`` if its KV cannot be composed, which ``not_composing``
-    explains. All are None before the engine is started.
+    explains. All are None before the engine is started. ``adapters`` are served as models, too: their digests by name.
     """
 
     model: str
@@ -162,6 +162,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     composing: ComposingInfo | None = None
     not_composing: str = ""
     not_kept: str = ""
+    adapters: dict[str, str] = {}
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

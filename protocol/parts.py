@@ -210,7 +210,8 @@ class Generator(Protocol):
         """Generate for a plan. Closing the iterator aborts the engine's work within one step.
 
         Raises EngineNotReady before the first step, EngineDied or EngineFailed at any, InvalidRequest if the engine
-        refuses the prompt or the sampling, and what ``check`` raises for a schema that the engine has not checked.
+        refuses the prompt or the sampling, UnknownModel for an adapter that is not loaded, and what ``check`` raises
+        for a schema that the engine has not checked.
         """
 
     async def check(self, sampling: Sampling, caller: str) -> None:

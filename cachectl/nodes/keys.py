@@ -14,7 +14,7 @@ def child_key(parent_key: bytes, content: str) -> bytes:
 
 
 def root_key(namespace: str) -> bytes:
-    """The key of a namespace's root. A namespace stands for one tenant and one model's fingerprint."""
+    """The key of a namespace's root. It stands for one tenant, one model's fingerprint and one adapter, if any."""
     return blake2b(namespace.encode(), digest_size=KEY_BYTES).digest()
 
 

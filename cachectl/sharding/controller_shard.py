@@ -8,7 +8,7 @@ from cachectl.settings import ControllerSettings
 from protocol.generation import StepBudget
 
 _MARK = "#"
-"""Stands between a namespace and the number of a shard. Namespaces are hexadecimal, so none contains it."""
+"""Stands between a namespace and the number of a shard. No namespace contains it."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from gateway.limits.auth import Caller
 from gateway.query.follow_ups import EARLIER_QUESTIONS, FollowUps, last_question
 from gateway.query.query import Query
+from gateway.query.served_model import ServedModel, served_model, served_models
 from gateway.routes.asking import chunk_frames, event_frames, start_choices, start_query, streamed, while_connected
 from gateway.routes.bodies import JsonRoute, json_response
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, any_text, json_only
@@ -21,7 +22,7 @@ from gateway.wire.openai.request_fields import ModelBody
 from gateway.wire.openai.response_events import RESPONSE_EVENTS, ResponseEvents
 from gateway.wire.openai.responses import ResponseBody, ResponseObject, ended, response_in_progress
 from gateway.wire.openapi import answer, errors, replies
-from protocol.errors import DeadlineExceeded, InvalidRequest, UnknownModel
+from protocol.errors import DeadlineExceeded, InvalidRequest
 from protocol.generation import EngineInfo
 from protocol.prompts import ChatMessage
 
@@ -50,12 +51,12 @@ def conversation_query(
     if question is None:
         raise InvalidRequest("The conversation has no user message with text.", field)
     search = body.to_search(question.text, field, caller.tenant, settings, question.context)
-    engine = served_model(body.model, gateway)
+    model = served_model(gateway.readiness.engine(), body.model)
     gateway.readiness.require_parts()
     return Query(
-        namespace=caller.namespace,
+        namespace=model.namespace(caller.namespace),
         caller=caller.owner,
-        model=engine.model,
+        model=model.name,
         search=search,
         messages=tuple(messages),
         question_field=field,
@@ -153,17 +154,21 @@ async def embed(body: EmbeddingsBody, _caller: CallerDep, gateway: GatewayDep, t
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model in OpenAI's format. ``max_model_len`` bounds prompt and answer together, in tokens."""
+    """A served model in OpenAI's format. ``max_model_len`` bounds prompt and answer together, in tokens.
+
+    ``parent`` is the model that an adapter changes.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "ragtree"
     max_model_len: int
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The list of served models, which has one entry."""
+    """The list of served models: the engine's own, and its adapters."""
 
     object: Literal["list"] = "list"
     data: tuple[Model, ...]
@@ -171,23 +176,18 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("/models", responses=replies(ModelList, "The served models.", 401, 429, 500, 503))
 async def list_models(_caller: CallerDep, gateway: GatewayDep) -> Response:
-    """List the served model."""
-    return json_response(ModelList(data=(_model(gateway.readiness.engine()),)))
+    """List the served models."""
+    engine = gateway.readiness.engine()
+    return json_response(ModelList(data=tuple(_model(engine, model) for model in served_models(engine))))
 
 
 @router.get("/models/" + any_text("model_id"), responses=replies(Model, "The model.", 401, 404, 422, 429, 500, 503))
 async def get_model(model_id: str, _caller: CallerDep, gateway: GatewayDep) -> Response:
-    """Get the served model."""
-    return json_response(_model(served_model(model_id, gateway)))
-
-
-def served_model(model_id: str, gateway: Gateway) -> EngineInfo:
-    """The engine that serves this model. Raises UnknownModel, EngineNotReady or EngineDied."""
+    """Get a served model."""
     engine = gateway.readiness.engine()
-    if model_id != engine.model:
-        raise UnknownModel(f"The model {model_id!r} is not served; use {engine.model!r}.", "model")
-    return engine
+    return json_response(_model(engine, served_model(engine, model_id)))
 
 
-def _model(engine: EngineInfo) -> Model:
-    return Model(id=engine.model, created=0, max_model_len=engine.max_model_len)
+def _model(engine: EngineInfo, model: ServedModel) -> Model:
+    parent = engine.model if model.digest else None
+    return Model(id=model.name, created=0, max_model_len=engine.max_model_len, parent=parent)

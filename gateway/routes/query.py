@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gateway.limits.auth import Caller
 from gateway.query.laid_out import fitting
 from gateway.query.query import Query
+from gateway.query.served_model import served_model
 from gateway.routes.asking import event_frames, start_query, streamed, while_connected
 from gateway.routes.bodies import JsonRoute, json_response
 from gateway.routes.dependencies import CallerDep, Gateway, GatewayDep, QueryTicketDep, SearchSlotDep, json_only
@@ -53,12 +54,12 @@ def _query(body: QueryBody, caller: Caller, gateway: Gateway) -> Query:
     settings = gateway.settings
     question = body.query.strip()
     search = body.to_search(question, "query", caller.tenant, settings)
-    engine = gateway.readiness.engine()
+    model = served_model(gateway.readiness.engine(), body.model)
     gateway.readiness.require_parts()
     return Query(
-        namespace=caller.namespace,
+        namespace=model.namespace(caller.namespace),
         caller=caller.owner,
-        model=engine.model,
+        model=model.name,
         search=search,
         messages=(ChatMessage("user", question),),
         question_field="query",

@@ -216,6 +216,9 @@ class QueryBody(AnswerBody, extra="forbid", allow_inf_nan=False):
     """A question to a collection. Without ``temperature``, decoding is greedy and the answer is reproducible."""
 
     query: Question = Field(examples=["How do I read a file line by line?"])
+    model: str | None = Field(
+        None, min_length=1, description="The model that answers: the served one, or one of its adapters by name."
+    )
     stream: bool = False
     max_tokens: MaxTokens | None = None
     temperature: Temperature = 0.0

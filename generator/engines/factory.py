@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from generator.adapters import Adapter, read_adapters
 from generator.engines.engine import Engine
 from generator.engines.fake_engine import FakeEngine
 from generator.engines.vllm_arguments import check_engine_arguments
@@ -27,13 +28,14 @@ class GeneratorFactory:
         self._models = models
 
     def fetch(self) -> None:
-        """Bring the model onto this machine: convert or download it if needed.
+        """Bring the model and its adapters onto this machine: convert or download them if needed.
 
         Raises ConfigError if that fails, and for arguments that no engine has: engines are started much later.
         """
         if self._settings.engine == "vllm":
             check_engine_arguments(self._settings.engine_args)
         self._model_folder()
+        self._adapters()
 
     def facts(self) -> ModelFacts | None:
         """What is known of the model by its folder, which is brought here before; None if that says too little."""
@@ -47,7 +49,7 @@ class GeneratorFactory:
         changes: dict[str, Any] = {"kv": self._models.with_auxiliary(settings.kv)}
         if settings.frequency_penalty is None and settings.model in SHIPPED:
             changes["frequency_penalty"] = SHIPPED[settings.model].frequency_penalty
-        return VllmEngine(settings.model_copy(update=changes), self._model_folder(), instance)
+        return VllmEngine(settings.model_copy(update=changes), self._model_folder(), instance, self._adapters())
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""
@@ -56,6 +58,17 @@ class GeneratorFactory:
     def tokenizer(self) -> ModelTokenizer:
         """The configured model's tokenizer."""
         return ModelTokenizer(self._model_folder())
+
+    def _adapters(self) -> tuple[Adapter, ...]:
+        """The configured adapters, which only vLLM serves."""
+        settings = self._settings
+        if settings.engine == "fake":
+            if settings.adapters:
+                raise ConfigError("The fake engine serves no adapters.", "generator.adapters")
+            return ()
+        if settings.model in settings.adapters:
+            raise ConfigError(f"An adapter has the name of the model, {settings.model!r}.", "generator.adapters")
+        return read_adapters(settings.adapters, self._models.adapter, self._model_folder())
 
     def _model_folder(self) -> Path:
         if self._settings.engine == "fake":

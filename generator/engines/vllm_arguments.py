@@ -2,10 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from generator.adapters import Adapter
 from generator.engines.vllm_sampling import SEEDED_SAMPLER
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
@@ -52,7 +53,9 @@ def prepare_environment(settings: GeneratorSettings) -> None:
             os.environ[name] = _set_here[name] = value
 
 
-def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -> dict[str, Any]:
+def engine_arguments(
+    settings: GeneratorSettings, folder: Path, instance: str, adapters: Sequence[Adapter] = ()
+) -> dict[str, Any]:
     """The arguments of ``AsyncEngineArgs`` for the model in ``folder``. The configured ``engine_args`` win.
 
     Raises ConfigError if the folder has no readable tokenizer.
@@ -71,6 +74,7 @@ def engine_arguments(settings: GeneratorSettings, folder: Path, instance: str) -
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
+        **(_adapter_arguments(adapters, settings.engine_args) if adapters else {}),
         "structured_outputs_config": _structured_outputs(settings.engine_args.get("structured_outputs_config")),
     }
     if not has_gpu():
@@ -121,6 +125,25 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
         # vLLM's default on a GPU is another one, and a page is a block: engines with other blocks could not read it.
         **({"block_size": _BLOCK_TOKENS} if settings.kv.page_layout == "neutral" else {}),
     }
+
+
+def _adapter_arguments(adapters: Sequence[Adapter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Room for all adapters at once: vLLM would read one again from its folder, where others may have come meanwhile.
+
+    Raises ConfigError for a rank that vLLM has no kernels for, and for arguments that change what adapters compute.
+    """
+    if refused := sorted(name for name in given if "lora" in name):
+        raise ConfigError(f"With generator.adapters, RAGTree sets {', '.join(refused)} itself", "generator.engine_args")
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks: tuple[int, ...] = get_args(MaxLoRARanks)
+    largest = max(adapters, key=lambda adapter: adapter.rank)
+    if largest.rank > max(ranks):
+        raise largest.refused(f"its rank is {largest.rank}, and vLLM serves up to {max(ranks)}")
+    # On a CPU, vLLM applies what is in the last place to requests without an adapter that share a step with others.
+    count = len(adapters) + (0 if has_gpu() else 1)
+    rank = min(rank for rank in ranks if rank >= largest.rank)
+    return {"enable_lora": True, "max_loras": count, "max_cpu_loras": count, "max_lora_rank": rank}
 
 
 def _structured_outputs(configured: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """vLLM behind the engine interface. The same code runs on CUDA and on a CPU."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
+from generator.adapters import Adapter
 from generator.connector.engine_process import LastSteps
 from generator.connector.refusal import UnsupportedByConnector, name_refusal_file, read_refusal
 from generator.engines.vllm_arguments import (
@@ -33,7 +34,7 @@ from generator.grammars.schema_checks import SchemaChecks, engine_vocabulary, re
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, EngineNotReady
 from protocol.generation import ComposingInfo, EngineInfo, GenerationStep, PrefillCost, Sampling
-from protocol.kv import LostCopy, Orders, ResidencyReport
+from protocol.kv import LostCopy, Orders, ResidencyReport, without_adapter
 from protocol.plans import PrefillPlan
 
 if TYPE_CHECKING:
@@ -61,13 +62,17 @@ class _Running(NamedTuple):
 class VllmEngine:
     """One vLLM ``AsyncLLM`` with its model. Its own prefix cache is on, salted with the plan's namespace.
 
-    ``instance`` is the engine's name in plans. If KV is kept, RAGTree's connector executes the plans inside vLLM.
+    ``instance`` is the engine's name in plans. If KV is kept, RAGTree's connector executes the plans inside vLLM. Each
+    of the ``adapters`` serves the plans of its namespaces.
     """
 
-    def __init__(self, settings: GeneratorSettings, folder: Path, instance: str = "generator") -> None:
+    def __init__(
+        self, settings: GeneratorSettings, folder: Path, instance: str = "generator", adapters: Sequence[Adapter] = ()
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._instance = instance
+        self._adapters = tuple(adapters)
         self._info = EngineInfo(model=settings.model, engine="vllm", max_model_len=settings.max_model_len)
         self._running: _Running | None = None
 
@@ -95,7 +100,7 @@ class VllmEngine:
         # Imported late, because the module imports vLLM.
         from generator.connector.report_router import ReportRouter
 
-        arguments = engine_arguments(settings, self._folder, self._instance)
+        arguments = engine_arguments(settings, self._folder, self._instance, self._adapters)
         router = ReportRouter() if uses_connector(arguments) else None
         # Not a local variable here: a failed import inside vLLM keeps this frame, and with it a closed engine.
         steps = LastSteps() if router is not None else None
@@ -136,7 +141,7 @@ class VllmEngine:
 
         A schema that this engine has not checked yet is checked first, for the plan's namespace.
         """
-        await self._check_schema(sampling, plan.namespace)
+        await self._check_schema(sampling, without_adapter(plan.namespace))
         sampling = penalised(sampling, self._settings.frequency_penalty)
         async with aclosing(self._parts().plans.stream(plan, sampling)) as steps:
             async for step in steps:
@@ -177,6 +182,7 @@ class VllmEngine:
     async def _warmed_up(self, llm: "AsyncLLM", router: "ReportRouter | None", steps: LastSteps | None) -> _Running:
         requests = VllmRequests(llm, steps)
         try:
+            await requests.load(self._adapters)
             # The first prefill creates kernels lazily. Done here, it does not delay a query's first token.
             await _probe_prefill(requests, cached_tokens=0, new_tokens=_WARM_UP_TOKENS)
             kv = await router.memory() if router is not None else None
@@ -187,7 +193,10 @@ class VllmEngine:
             await requests.close()
             raise
         step = step_budget(llm.vllm_config.scheduler_config)
-        self._info = msgspec.structs.replace(self._info, kv=kv, step=step, composing=composing, not_composing=refusal)
+        adapters = {adapter.name: adapter.digest for adapter in self._adapters}
+        self._info = msgspec.structs.replace(
+            self._info, kv=kv, step=step, composing=composing, not_composing=refusal, adapters=adapters
+        )
         plans = PlanStreams(requests, router, kv.boot if kv is not None else None)
         schemas = SchemaChecks(
             partial(engine_vocabulary, llm), self._settings.schema_cpu_s, trial_stack_bytes(), remembered_bytes()
@@ -241,6 +250,9 @@ async def _composing(llm: "AsyncLLM") -> tuple[ComposingInfo | None, str]:
     """How the engine composes KV, or why it does not. All ranks must be able to."""
     if llm.vllm_config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
         return None, "vLLM runs with another worker_extension_cls"
+    if llm.vllm_config.lora_config is not None:
+        # The layers of the model then add what the adapters of vLLM's last step do.
+        return None, "the engine serves adapters"
     # vLLM passes structs on as dictionaries.
     given = await llm.collective_rpc("give_model_to_ragtree")
     answers = msgspec.convert(given, list[tuple[ComposingInfo | None, str]])

@@ -5,7 +5,8 @@ import contextlib
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import fields
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,13 +14,15 @@ from uuid import uuid4
 import psutil
 import structlog
 
+from generator.adapters import Adapter
 from generator.connector.engine_process import LastSteps
 from generator.engines.vllm_sampling import check_sampling, place_seed, refusal, sampling_params
-from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest
+from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest, UnknownModel
 from protocol.generation import Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -33,6 +36,9 @@ _FROM_OUTSIDE = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _ANSWER_CHECK_S = 1.0
 _ABORT_AGAIN_S = 0.02
 _REMEMBERED = 256
+_PROBE = list(range(100, 132))
+"""Every vocabulary has these token ids."""
+_COMPARED = 5
 
 
 class EngineDeath:
@@ -76,6 +82,7 @@ class VllmRequests:
         self._llm = llm
         self._death = EngineDeath(llm, steps)
         self._closed = False
+        self._adapters: dict[str, LoRARequest] = {}
         self._running: set[str] = set()
         # The tasks that abort running requests on demand.
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -88,6 +95,46 @@ class VllmRequests:
             raise EngineNotReady("the engine is closed")
         if self._llm.errored:
             raise EngineDied("the engine's process is gone")
+
+    async def load(self, adapters: Sequence[Adapter]) -> None:
+        """Load adapters, which then serve requests by their digests.
+
+        Raises ConfigError for one that vLLM refuses or that has no effect, and EngineDied or EngineNotReady if the
+        engine is lost meanwhile.
+        """
+        from vllm.lora.peft_helper import PEFTHelper
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        known = {field.name for field in fields(PEFTHelper)}
+        # Two names may stand for the same weights.
+        for number, adapter in enumerate({adapter.digest: adapter for adapter in adapters}.values(), 1):
+            if unknown := adapter.features - known:
+                # Older releases of vLLM pass over what they do not know.
+                raise adapter.refused(f"this release of vLLM knows no {', '.join(sorted(unknown))}")
+            request = LoRARequest(adapter.digest, number, str(adapter.folder))
+            loading = asyncio.create_task(self._llm.add_lora(request))
+            try:
+                await self.wait_alive(loading)
+                loaded = loading.result()
+            except (EngineDied, EngineNotReady):
+                raise
+            except EngineDeadError as error:
+                raise EngineDied("the engine's process is gone") from error
+            except Exception as error:
+                self.check()
+                # vLLM's own process raised it, so that only its text is left.
+                raise adapter.refused(f"vLLM refuses it ({error})") from error
+            finally:
+                loading.cancel()
+            if not loaded:
+                raise adapter.refused("vLLM does not load it")
+            if not await asyncio.to_thread(adapter.is_unchanged):
+                raise adapter.refused("its files changed while it was loaded")
+            self._adapters[adapter.digest] = request
+            if await self._probabilities(adapter.digest) == await self._probabilities(""):
+                # vLLM passes over layers that it does not know by these names.
+                raise adapter.refused("it changes nothing: its layers are not those of the model, or it is not trained")
 
     async def check_sampling(self, sampling: Sampling) -> None:
         """Raise InvalidRequest if vLLM refuses a request with this sampling."""
@@ -120,11 +167,12 @@ class VllmRequests:
             self._ended_early.append(request_id)
 
     async def generate(
-        self, request_id: str, token_ids: list[int], salt: str, params: "SamplingParams"
+        self, request_id: str, token_ids: list[int], salt: str, params: "SamplingParams", adapter: str = ""
     ) -> "AsyncGenerator[RequestOutput, None]":
         """Stream a request's outputs. ``salt`` separates its KV in vLLM's prefix cache from that of other salts.
 
-        Closing the iterator aborts the request. Raises EngineNotReady, EngineDied or EngineFailed, and InvalidRequest
+        ``adapter`` is the digest of the adapter to use, if any. Closing the iterator aborts the request. Raises
+        EngineNotReady, EngineDied or EngineFailed, UnknownModel for an adapter that is not loaded, and InvalidRequest
         if vLLM refuses the request or cannot compile its schema.
         """
         from vllm.exceptions import VLLMValidationError
@@ -133,11 +181,15 @@ class VllmRequests:
 
         if self._closed:
             raise EngineNotReady("the engine is closed")
+        if adapter and adapter not in self._adapters:
+            raise UnknownModel("The adapter of this request is not loaded any more.", "model")
         place_seed(self._llm.vllm_config, params)
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
         self._running.add(request_id)
         try:
-            async with contextlib.aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
+            async with contextlib.aclosing(
+                self._llm.generate(prompt, params, request_id, lora_request=self._adapters.get(adapter))
+            ) as outputs:
                 async for output in outputs:
                     reason = output.outputs[0].finish_reason
                     if reason == "error" and params.structured_outputs is not None:
@@ -184,6 +236,14 @@ class VllmRequests:
         while not answer.done():
             self.check()
             await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
+
+    async def _probabilities(self, adapter: str) -> list[float]:
+        """Natural logarithms of the most likely probabilities of the first token after a fixed prompt."""
+        params = sampling_params(Sampling(max_tokens=1, logprobs=True, alternatives=_COMPARED))
+        found: list[float] = []
+        async for output in self.generate(f"probe-{uuid4().hex}", _PROBE, uuid4().hex, params, adapter):
+            found += [token.logprob for position in output.outputs[0].logprobs or () for token in position.values()]
+        return found
 
     async def _abort(self, request_id: str) -> None:
         """Abort a request until it has ended. vLLM ignores the abort of a request that it has not received yet."""

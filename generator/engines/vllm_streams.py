@@ -13,7 +13,7 @@ from generator.connector.messages import NOT_COMPOSED, Prefilled, RequestMessage
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import finish_reason, sampling_params, token_logprobs
 from protocol.generation import GenerationStep, PrefillResult, Sampling
-from protocol.kv import LostCopy
+from protocol.kv import LostCopy, adapter_of
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
@@ -132,7 +132,9 @@ class PlanStreams:
             # No other request has this salt, so none finds the KV of a plan that is unshared or composes.
             composes = plan.recompute is not None or plan.trees is not None
             salt = uuid4().hex if plan.unshared or composes else plan.namespace
-            outputs = self._requests.generate(plan.query_id, plan.prompt.token_ids, salt, parameters)
+            outputs = self._requests.generate(
+                plan.query_id, plan.prompt.token_ids, salt, parameters, adapter_of(plan.namespace)
+            )
             async with contextlib.aclosing(outputs):
                 first = True
                 async for output in outputs:

@@ -484,6 +484,7 @@ class FakeGenerator:
         self.lost: tuple[LostCopy, ...] = ()
         self.unwritten: tuple[LostCopy, ...] | None = None
         self.kv: KvMemory | None = None
+        self.adapters: dict[str, str] = {}
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
         self.checked: list[Sampling] = []
@@ -563,7 +564,7 @@ class FakeGenerator:
         return ()
 
     async def info(self) -> EngineInfo:
-        return EngineInfo(MODEL, "fake", 100, self.kv)
+        return EngineInfo(MODEL, "fake", 100, self.kv, adapters=self.adapters)
 
     async def metrics(self) -> dict[str, str]:
         await self.phases.enter("engine_metrics")

@@ -118,7 +118,7 @@ def test_models_are_listed_with_what_they_keep_and_where_it_serves(device):
     assert models["deepseek-ai/DeepSeek-V2-Lite-Chat"]["keeps"] == "latent vectors of all tokens in 27 layers"
 
 
-def test_up_says_what_a_model_keeps_before_it_loads_it(device, started):
+def test_up_says_what_a_model_keeps_before_it_loads_it(device, started, monkeypatch):
     assert "It keeps" not in run("up", "--detach").stderr
     sizes = {"parameters": 10**9, "kv_heads": 8, "head_dim": 64, "context": 4096}
     started["facts"] = ModelFacts("new", layers=4, **sizes, state_layers=12, state_values=1 << 20)
@@ -128,6 +128,8 @@ def test_up_says_what_a_model_keeps_before_it_loads_it(device, started):
     ) in run("up", "--detach").stderr
     started["facts"] = ModelFacts("large", layers=32, **sizes | {"parameters": 10**11})
     assert "serves anywhere. With 186.3 GiB of weights it is too large for CPU" in run("up", "--detach").stderr
+    monkeypatch.setenv("RAGTREE_GENERATOR__ADAPTERS", '{"legal": "/adapters/legal"}')
+    assert "serves after the same documents, because of the adapters. With" in run("up", "--detach").stderr
 
 
 def test_up_advises_a_larger_model_on_a_gpu_only(device, started):
