@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,18 +37,18 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
     if as_json:
         print(json.dumps(held))
         return
-    table = Table("tier", "at", "tokens", "of", "full", "MiB", "pinned", "nodes", "evictions")
+    # An engine without KV of its own, such as the fake one, says nothing about sizes.
+    in_bytes = all(tier["used_bytes"] is not None for tier in held["tiers"])
+    table = Table("tier", "at", "MiB" if in_bytes else "tokens", "of", "full", "pinned", "nodes", "evictions")
     for column in table.columns[2:]:
         column.justify = "right"
     for tier in held["tiers"]:
         table.add_row(
             tier["tier"],
             tier["place"].partition("@")[2] or "shared",
-            f"{tier['used_tokens']:,}",
-            f"{tier['capacity_tokens']:,}",
+            *(_amount(tier, tokens, in_bytes) for tokens in ("used_tokens", "capacity_tokens")),
             f"{tier['used_tokens'] / tier['capacity_tokens']:.0%}",
-            "" if tier["used_bytes"] is None else f"{tier['used_bytes'] / 2**20:,.1f}",
-            f"{tier['pinned_tokens']:,}",
+            _amount(tier, "pinned_tokens", in_bytes),
             f"{tier['nodes']:,}",
             f"{tier['evictions']:,}",
         )
@@ -63,6 +63,13 @@ def stats(url: UrlOption = None, admin_key: AdminKeyOption = None, as_json: Json
         share = held["planned_cached_tokens"] / held["planned_tokens"]
         summary += f", {share:.0%} of prompt tokens planned from the cache"
     results.print(summary)
+
+
+def _amount(tier: Mapping[str, Any], tokens: str, in_bytes: bool) -> str:
+    """The size of so many of a tier's tokens, in MiB or in tokens."""
+    if not in_bytes:
+        return f"{tier[tokens]:,}"
+    return f"{tier[tokens] / tier['capacity_tokens'] * tier['capacity_bytes'] / 2**20:,.1f}"
 
 
 @app.command()

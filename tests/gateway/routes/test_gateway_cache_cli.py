@@ -18,6 +18,7 @@ from gateway.background import idle
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
+from protocol.kv import KvMemory
 from services.cli import cache, connection
 from services.cli.app import app as ragtree
 from services.client import RequestFailed, StackClient, StackUnreachable
@@ -67,6 +68,20 @@ def test_stats(run: Run):
     assert "25%" in shown
     assert "policy LRU, 2 instances (1 draining), 0 running, 0 queued, 40% of prompt tokens" in shown
     assert json.loads(done(run("stats", "--json")).stdout)["tiers"][0]["evictions"] == 7
+
+
+@pytest.fixture
+def tokens_of_a_mib(stack: Stack):
+    """The gateway asks the engine for its KV when it starts."""
+    stack.generator.kv = KvMemory("f", "b", 1, 2**20, 9, 0, 0, 1.0, 1.0)
+
+
+@pytest.mark.usefixtures("tokens_of_a_mib")
+def test_stats_are_in_bytes_if_the_engine_says_what_a_token_takes(run: Run):
+    shown = done(run("stats")).stdout
+    assert "MiB" in shown
+    assert "250.0" in shown
+    assert "tokens" not in shown.partition("policy")[0]
 
 
 def test_stats_without_tiers(run: Run, stack: Stack):
