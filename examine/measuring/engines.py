@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from examine.measuring.kv_paths import INSTANCE
+from generator.adapters import read_adapters
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
@@ -113,7 +114,9 @@ class EngineMaker:
         self, settings: GeneratorSettings, kv: KvSettings, instance: str = INSTANCE
     ) -> AsyncGenerator[VllmEngine]:
         own = settings.model_copy(update={"kv": self._models.with_auxiliary(kv)})
-        engine = VllmEngine(own, self._models.resolve(settings.model), instance)
+        model = self._models.resolve(settings.model)
+        adapters = read_adapters(settings.adapters, self._models.adapter, model)
+        engine = VllmEngine(own, model, instance, adapters)
         await engine.start()
         try:
             yield engine

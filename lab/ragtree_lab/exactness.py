@@ -82,7 +82,8 @@ class ExactnessBenchmark:
 
     With the cache, ``instances`` engines share host memory and disk, and as many prompts run at once. Each engine runs
     with or without ``async_scheduling``, on ``tensor_parallel`` ranks, and with composed requests ``composed_between``
-    if wanted. ``profiles`` is the folder of cost profiles. ``small`` has the sizes of the tiers.
+    if wanted. ``profiles`` is the folder of cost profiles. ``small`` has the sizes of the tiers. The prompts take turns
+    in the ``namespaces``, which may be those of adapters.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ExactnessBenchmark:
         tensor_parallel: int = 1,
         composed_between: bool = False,
         small: Mapping[str, float] = MappingProxyType(SMALL),
+        namespaces: Sequence[str] = (NAMESPACE,),
     ) -> None:
         self._engines = engines
         self._controller = controller
@@ -109,6 +111,7 @@ class ExactnessBenchmark:
         self._engine_args = {"async_scheduling": async_scheduling, "tensor_parallel_size": tensor_parallel}
         self._composed_between = composed_between
         self._small = small
+        self._namespaces = tuple(namespaces)
         self._composed_tokens = 0
         self._tokens: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
@@ -149,7 +152,7 @@ class ExactnessBenchmark:
             for begin in range(0, len(prompts), at_once):
                 progress(step, begin, len(prompts))
                 plans = [
-                    PrefillPlan(f"{step} {begin + offset}", "generator", NAMESPACE, prompt)
+                    PrefillPlan(f"{step} {begin + offset}", "generator", self._namespace(begin + offset), prompt)
                     for offset, prompt in enumerate(prompts[begin : begin + at_once])
                 ]
                 answers += await asyncio.gather(
@@ -189,7 +192,7 @@ class ExactnessBenchmark:
                             if self._composed_between:
                                 await self._compose(stack, prompts[index])
                             answer = await stack.answer(
-                                prompts[index], NAMESPACE, Sampling(self._answer_tokens, logprobs=True)
+                                prompts[index], self._namespace(index), Sampling(self._answer_tokens, logprobs=True)
                             )
                             answers[index] = answer
                             self._count(answer)
@@ -199,6 +202,9 @@ class ExactnessBenchmark:
                         self._evictions[tier.tier] += tier.evictions
         progress(step, len(prompts), len(prompts))
         return [answers[index] for index in range(len(prompts))]
+
+    def _namespace(self, index: int) -> str:
+        return self._namespaces[index % len(self._namespaces)]
 
     async def _compose(self, stack: LocalStack, prompt: Prompt) -> None:
         """Compose a prompt of the same documents in reversed order."""

@@ -14,9 +14,11 @@ import random
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from uuid import uuid4
 
 import msgspec
 
@@ -25,18 +27,19 @@ from examine.measuring import Progress
 from examine.measuring.engines import generate
 from examine.measuring.kv_paths import QUESTION_TOKENS, KvPath, random_segment
 from examine.measuring.tier_rounds import carried_out, forget, move
+from generator.adapters import read_adapter
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
 from protocol.errors import ConfigError, InternalError
 from protocol.generation import Sampling
-from protocol.kv import KvMemory, Orders, PageGroup
+from protocol.kv import KvMemory, Orders, PageGroup, with_adapter
 from protocol.prompts import Prompt, Segment, SegmentKind
 from protocol.tiers import Tier
-from ragtree_lab.exactness import ExactnessBenchmark, compare
+from ragtree_lab.exactness import NAMESPACE, ExactnessBenchmark, compare
 from ragtree_lab.families.shapes import Family
 from ragtree_lab.measuring.engines import ComparedEngines
-from ragtree_lab.measuring.random_model import make_random_model
+from ragtree_lab.measuring.random_model import make_random_adapter, make_random_model
 
 TIERS = (Tier.GPU, Tier.HOST, Tier.DISK)
 STREAMS = 16
@@ -133,9 +136,12 @@ class FamiliesBenchmark:
         with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as scratch:
             folder = Path(scratch)
             model = make_random_model(folder / "model", self._models.resolve(self._settings.model), family.shape)
+            adapters = [make_random_adapter(folder / f"a{number}", model, number) for number in range(family.adapters)]
+            digests = [read_adapter(adapter.name, adapter, model).digest for adapter in adapters]
             settings = self._settings.model_copy(
                 update={
                     "model": str(model),
+                    "adapters": {adapter.name: str(adapter) for adapter in adapters},
                     "dtype": family.dtype,
                     "max_model_len": 2048,
                     "max_num_seqs": STREAMS,
@@ -151,6 +157,7 @@ class FamiliesBenchmark:
                 _ANSWER_TOKENS,
                 self._prompts,
                 small=_SMALL,
+                namespaces=[with_adapter(NAMESPACE, digest) for digest in ("", *digests)],
             )
             found = await exact.run(stream(self._prompts), progress)
         return msgspec.structs.replace(
@@ -170,7 +177,7 @@ class FamiliesBenchmark:
             memory = (await caching.info()).kv
             if memory is None:
                 raise InternalError("the engine keeps no KV, so there is nothing to measure")
-            timed = _Rounds(plain, caching, memory)
+            timed = _Rounds(plain, caching, memory, list((await caching.info()).adapters.values()))
             for number in range(self._prompts + 1):
                 progress("times", number, self._prompts + 1)
                 # The first one warms up both engines.
@@ -220,10 +227,12 @@ class _Rounds:
     ``mismatches`` counts the answers with KV from a tier that have another token than when it was computed.
     """
 
-    def __init__(self, plain: VllmEngine, caching: VllmEngine, memory: KvMemory) -> None:
+    def __init__(self, plain: VllmEngine, caching: VllmEngine, memory: KvMemory, adapters: Sequence[str]) -> None:
         self._plain = plain
         self._caching = caching
         self._memory = memory
+        # Digests of the weights that take turns. None is the model's own.
+        self._weights = cycle(("", *adapters))
         self.ttft: dict[str, list[float]] = defaultdict(list)
         self.alone: dict[str, list[float]] = defaultdict(list)
         self.beside: dict[str, list[float]] = defaultdict(list)
@@ -234,7 +243,8 @@ class _Rounds:
         draws = random.Random(key)  # noqa: S311 - a repeatable draw
         system = random_segment(f"system {key}", 32, SegmentKind.SYSTEM)
         documents = [_document(f"{key} {rank}", draws) for rank in range(_DOCUMENTS)]
-        path = KvPath((system, *documents), self._memory.paging)
+        namespace = with_adapter(uuid4().hex, next(self._weights))
+        path = KvPath((system, *documents), self._memory.paging, namespace)
         plain, caching = self._plain, self._caching
         came = {
             "computed": await generate(plain, path.plan("first", None, None), _ANSWER),

@@ -34,16 +34,25 @@ SHARED: Shape = {**_SIZES, "model_type": "llama", "num_key_value_heads": RANKS}
 
 
 class Family(NamedTuple):
-    """A family's ``shape``, the ``dtype`` that its kernels compute in on a CPU, and vLLM's ``engine_args`` for it."""
+    """A family's ``shape``, the ``dtype`` that its kernels compute in on a CPU, and vLLM's ``engine_args`` for it.
+
+    So many ``adapters`` take turns with the model.
+    """
 
     shape: Shape
     dtype: str = "float32"
     engine_args: Mapping[str, Any] = MappingProxyType({})
+    adapters: int = 0
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family({**_SIZES, "model_type": "llama"}),
     "llama in fp8": Family({**_SIZES, "model_type": "llama"}, "bfloat16", {"kv_cache_dtype": "fp8"}),
+    "llama with adapters": Family({**_SIZES, "model_type": "llama"}, adapters=2),
+    "llama with drafts": Family(
+        {**_SIZES, "model_type": "llama"},
+        engine_args={"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    ),
     "mistral": Family({**_SIZES, "model_type": "mistral", "sliding_window": _WINDOW}),
     "gemma3": Family(
         {

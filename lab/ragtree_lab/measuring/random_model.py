@@ -1,11 +1,14 @@
 """Small models with random weights, for what depends on a model's shape and not on what it has learnt."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _SPREAD = 0.15
 """The standard deviation of the weights: large enough that an answer depends on every token of its prompt."""
+_ATTENTION = ".self_attn."
+_RANK = 8
 
 
 def make_random_model(folder: Path, source: Path, shape: Mapping[str, Any]) -> Path:
@@ -41,4 +44,29 @@ def make_random_model(folder: Path, source: Path, shape: Mapping[str, Any]) -> P
             weights.data.normal_(0, _SPREAD)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_random_adapter(folder: Path, model: Path, seed: int) -> Path:
+    """Make a LoRA adapter of the attention of a model in ``folder``. The weights are the same for each ``seed``."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draws = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draws) * _SPREAD
+
+    weights = load_file(model / "model.safetensors")
+    attention = sorted(name for name, values in weights.items() if _ATTENTION in name and values.dim() > 1)
+    changed = {name.removesuffix(".weight"): weights[name].shape for name in attention}
+    tensors = {}
+    for layer, (to, of) in changed.items():
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = drawn(_RANK, of)
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = drawn(to, _RANK)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    modules = sorted({layer.rpartition(".")[2] for layer in changed})
+    described = {"peft_type": "LORA", "r": _RANK, "lora_alpha": 2 * _RANK, "target_modules": modules, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
     return folder

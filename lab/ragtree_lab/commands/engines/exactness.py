@@ -63,7 +63,7 @@ def exactness(
         if random_weights:
             folder = stack.enter_context(TemporaryDirectory(prefix="ragtree-bench-"))
             model = make_random_model(Path(folder), store.resolve(settings.model), SHARED)
-            settings = settings.model_copy(update={"model": str(model)})
+            settings = settings.model_copy(update={"model": str(model), "adapters": {}})
         factory = GeneratorFactory(settings, store)
         tokenizer = factory.tokenizer()
         parts = article_parts(questions, lambda text: len(tokenizer.encode(text)), part_tokens)
