@@ -51,7 +51,8 @@ def ask(browser: Browser, mode: str) -> None:
     browser.run("const question = document.querySelector('#question'); question.value = ''; question.focus()")
     browser.press(QUESTION, Keys.ENTER)
     browser.until(lambda: browser.text("#progress") == "Searching" or browser.all("#ask.busy"))
-    browser.until(lambda: browser.text("#progress") == "Complete")
+    # A question that has just been sent leaves the progress of the one before for a moment.
+    browser.until(lambda: not browser.all("#ask.busy") and browser.text("#progress") == "Complete")
 
 
 def names(browser: Browser) -> list[str]:
