@@ -10,7 +10,6 @@ from cachectl.runtime.tombstones import Tombstones
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.cache import DocumentDeletion
 from protocol.errors import DeadlineExceeded
-from protocol.kv import without_adapter
 
 
 class Deletion:
@@ -98,11 +97,7 @@ class Deletion:
         return moving | self._scheduler.book.naming(contents, namespace)
 
     def _keys(self, content: str, namespace: str | None) -> Iterable[bytes]:
-        below = [
-            node
-            for node in self._tree.registry.nodes_of(content)
-            if namespace is None or without_adapter(node.root.content) == namespace
-        ]
+        below = self._tree.registry.nodes_in(content, namespace)
         for node in below:
             below += node.children
             yield node.key

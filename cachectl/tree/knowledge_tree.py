@@ -29,7 +29,7 @@ from cachectl.tree.pins import Pins
 from cachectl.tree.prefix_lookup import PrefixLookup
 from cachectl.tree.snapshot import NodeRecord
 from protocol.errors import ConfigError
-from protocol.kv import HeldNode, without_adapter
+from protocol.kv import HeldNode
 
 FREQUENCY_WINDOW_S = 86_400.0
 """The seconds whose accesses a node's frequency counts in serving: a day."""
@@ -141,8 +141,8 @@ class KnowledgeTree:
         longer found, and are removed when the plan is complete.
         """
         gone = 0
-        for node in list(self.registry.nodes_of(content)):
-            if not node.detached and (namespace is None or without_adapter(node.root.content) == namespace):
+        for node in self.registry.nodes_in(content, namespace):
+            if not node.detached:
                 gone += self._delete(node)
         return gone
 

@@ -40,6 +40,11 @@ class NodeRegistry:
             return nodes
         return (nodes,) if nodes is not None else ()
 
+    def nodes_in(self, content: str, namespace: str | None) -> list[Node]:
+        """The nodes of a document in a tenant's namespaces, those of adapters included, or in all."""
+        nodes = self.nodes_of(content)
+        return [node for node in nodes if namespace is None or without_adapter(node.root.content) == namespace]
+
     def path(self, namespace: str, contents: Sequence[str]) -> list[Node]:
         """The nodes of a path. Raises UnknownNode unless the tree has them all."""
         nodes: list[Node] = []

@@ -102,11 +102,14 @@ class VllmRequests:
         Raises ConfigError for one that vLLM refuses or that has no effect, and EngineDied or EngineNotReady if the
         engine is lost meanwhile.
         """
+        if not adapters:
+            return
         from vllm.lora.peft_helper import PEFTHelper
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
         known = {field.name for field in fields(PEFTHelper)}
+        without = await self._probabilities("")
         # Two names may stand for the same weights.
         for number, adapter in enumerate({adapter.digest: adapter for adapter in adapters}.values(), 1):
             if unknown := adapter.features - known:
@@ -132,7 +135,7 @@ class VllmRequests:
             if not await asyncio.to_thread(adapter.is_unchanged):
                 raise adapter.refused("its files changed while it was loaded")
             self._adapters[adapter.digest] = request
-            if await self._probabilities(adapter.digest) == await self._probabilities(""):
+            if await self._probabilities(adapter.digest) == without:
                 # vLLM passes over layers that it does not know by these names.
                 raise adapter.refused("it changes nothing: its layers are not those of the model, or it is not trained")
 
