@@ -12,7 +12,7 @@ from gateway.middleware.request_context import RequestContext
 from gateway.middleware.request_limits import BodyLimit, OpenRequests
 from gateway.middleware.slow_readers import SlowReaders
 from gateway.query.tracing import Tracing
-from gateway.routes import admin, documents, health, openai, page, query
+from gateway.routes import adapters, admin, documents, health, openai, page, query
 from gateway.routes.dependencies import Gateway
 from gateway.routes.error_handlers import install_handlers
 from gateway.settings import GatewaySettings
@@ -20,7 +20,7 @@ from gateway.stores.stores import EmbeddedStores, Stores
 from gateway.wire import openapi
 from protocol.parts import Parts
 
-_ROUTES = (query, documents, openai, admin, health, page)
+_ROUTES = (query, documents, openai, admin, adapters, health, page)
 
 
 def create_app(

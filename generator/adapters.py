@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,11 +66,6 @@ class Adapter(NamedTuple):
             return _digest_of(self.folder) == self.digest
         except OSError:
             return False
-
-
-def read_adapters(named: Mapping[str, str], folder_of: Callable[[str], Path], model: Path) -> tuple[Adapter, ...]:
-    """The adapters of the configuration, by name; ``folder_of`` brings one here. Raises ConfigError."""
-    return tuple(read_adapter(name, folder_of(place), model) for name, place in named.items())
 
 
 def read_adapter(name: str, folder: Path, model: Path) -> Adapter:

@@ -8,6 +8,7 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from protocol.errors import ConfigError
+from protocol.generation import ADAPTER_NAME
 
 
 class FakeEngineSettings(BaseModel):
@@ -195,9 +196,6 @@ DTYPE_OF_GPUS = "bfloat16"
 """What the dtype ``auto`` is on a GPU."""
 
 
-_ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
-
-
 class GeneratorSettings(BaseModel):
     """Which engine runs which model, with which resources."""
 
@@ -208,7 +206,7 @@ class GeneratorSettings(BaseModel):
         "smollm2-135m-instruct",
         description="The model that ships with the stack, a model folder, a GGUF file, or a Hugging Face id.",
     )
-    adapters: dict[Annotated[str, StringConstraints(pattern=_ADAPTER_NAME)], str] = Field(
+    adapters: dict[Annotated[str, StringConstraints(pattern=ADAPTER_NAME)], str] = Field(
         default_factory=dict,
         description="LoRA adapters, each served as a model of its name: its folder or Hugging Face id, by name. Their "
         "KV is kept apart, and is not composed; nor is the model's own beside them.",

@@ -146,12 +146,17 @@ class ComposingInfo(msgspec.Struct, frozen=True):
     branch_tokens: int = 0
 
 
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+"""The names that adapters may have."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine serves: ``model`` as users name it, and the longest prompt plus answer, in tokens.
 
     ``kv`` is None if no KV is kept outside the engine's own cache; ``not_kept`` says why if it should have been.
     ``step`` is None if prefills are not batched, ``composing`` if its KV cannot be composed, which ``not_composing``
     explains. All are None before the engine is started. ``adapters`` are served as models, too: their digests by name.
+    Those ``added`` since the start are among them, with the folder or id that each came from.
     """
 
     model: str
@@ -163,6 +168,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     not_composing: str = ""
     not_kept: str = ""
     adapters: dict[str, str] = {}
+    added: dict[str, str] = {}
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

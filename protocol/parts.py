@@ -184,6 +184,15 @@ class Controller(Protocol):
         Returns when none of it is left. Raises DeadlineExceeded if plans that use it take too long.
         """
 
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Have all instances serve an adapter, now and as they come; return its digest. Either all serve it or none.
+
+        Raises what ``Generator.load_adapter`` raises, and Conflict if the instances find different files.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have all instances serve an adapter no more. Raises what ``Generator.unload_adapter`` raises."""
+
     async def clear(self) -> int:
         """Evict everything that no plan uses; return the number of nodes evicted."""
 
@@ -232,6 +241,19 @@ class Generator(Protocol):
         """Carry out orders outside of any plan; return the copies that should now exist and do not.
 
         Raises EngineNotReady or EngineDied.
+        """
+
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Serve the adapter of a folder or Hugging Face id as a model of this name, too; return its digest. Idempotent.
+
+        Raises InvalidRequest for one that cannot be served, Conflict if the name is taken or no place is free, and
+        EngineNotReady or EngineDied.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve an adapter no more. Requests that it has begun go on, and keep its place until they end.
+
+        Raises UnknownModel, Conflict for an adapter of the configuration, and EngineNotReady or EngineDied.
         """
 
     async def residency(self) -> tuple[ResidencyReport, ...]:

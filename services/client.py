@@ -13,6 +13,7 @@ from protocol.errors import DeployFailed, RagtreeError
 
 _UNAVAILABLE = 503
 _CACHE = "/v1/admin/cache"
+_ADAPTERS = "/v1/admin/adapters"
 
 
 class RequestFailed(RagtreeError):
@@ -152,6 +153,18 @@ class StackClient:
     def cancel_precomputation(self, job_id: str) -> dict[str, Any]:
         """Cancel a precomputation; return its last state."""
         return self._call("DELETE", f"{_CACHE}/precompute/{quote(job_id, safe='')}")
+
+    def adapters(self) -> dict[str, Any]:
+        """The adapters that are served."""
+        return self._call("GET", _ADAPTERS)
+
+    def load_adapter(self, name: str, source: str) -> dict[str, Any]:
+        """Load an adapter from a folder of the stack's machines, or from the hub, however long that takes."""
+        return self._call("PUT", f"{_ADAPTERS}/{quote(name, safe='')}", json={"source": source}, timeout=None)
+
+    def unload_adapter(self, name: str) -> dict[str, Any]:
+        """Unload an adapter."""
+        return self._call("DELETE", f"{_ADAPTERS}/{quote(name, safe='')}")
 
     def pin(self, body: dict[str, Any]) -> dict[str, Any]:
         """Pin or unpin a document in the cache."""

@@ -12,6 +12,7 @@ import msgspec
 from cachectl.branches import KeptBranches
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.runtime.adapters import Adapters
 from cachectl.runtime.composing import Gate, ReuseRule, TreeRule
 from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
@@ -79,8 +80,8 @@ class Controller:
     - ``gate``: what is known about the quality of composing.
     - ``query_timeout_s``: how long a query may take.
 
-    ``instances`` adds and retires instances. ``recovery`` takes snapshots and restores the tree. Belongs to one event
-    loop.
+    ``instances`` adds and retires instances, ``adapters`` are what they serve beside the model. ``recovery`` takes
+    snapshots and restores the tree. Belongs to one event loop.
 
     """
 
@@ -96,6 +97,7 @@ class Controller:
         shard: ControllerShard = WHOLE,
         gate: Gate = Gate(),  # noqa: B008  # immutable
         query_timeout_s: float = 300.0,
+        adapters: Adapters | None = None,
     ) -> None:
         costs, step, composing = engines
         if composing is not None:
@@ -141,7 +143,8 @@ class Controller:
             self._namespaces,
             settings.pace.delete_timeout_s,
         )
-        self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, shard)
+        self.adapters = adapters or Adapters()
+        self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, self.adapters, shard)
         self._peer_reads = PeerReads(self._tree, clock)
         self.instances = InstanceRegistry(
             self._scheduler, self._leases, self.recovery, self._deliveries, self._peer_reads
@@ -290,6 +293,15 @@ class Controller:
     async def delete_document(self, deletion: DocumentDeletion) -> int:
         """Delete a document's chunks from every tier, as ``Deletion.delete`` says."""
         return await self._deletion.delete(deletion)
+
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Have all instances serve an adapter, as ``Adapters.load`` says."""
+        return await self.adapters.load(name, source, self.instances.serving)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have all instances serve an adapter no more. Those that could not load it are looked at again."""
+        await self.adapters.unload(name, self.instances.serving)
+        self.instances.refused.clear()
 
     async def clear(self) -> int:
         """Drop everything. KV that plans use is dropped as they end. Returns the number of nodes removed.

@@ -39,6 +39,11 @@ class InstanceRegistry:
         self.failed = 0
         self.refused: set[str] = set()
 
+    @property
+    def serving(self) -> Set[str]:
+        """All instances but retired ones."""
+        return self._scheduler.instances.present()
+
     def at(self, location: str) -> Set[str]:
         """The instances at a location, without retired ones."""
         return set(self.tiers.instances_at(location)) & self._scheduler.instances.present()

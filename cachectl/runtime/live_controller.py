@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.profiling import load_or_measure
+from cachectl.runtime.adapters import Adapters, added_at, configured
 from cachectl.runtime.composing import Gate, GateFolder
 from cachectl.runtime.controller import Controller, Engines
 from cachectl.runtime.executor import EngineExecutor, LiveEngine, LiveInstances
@@ -18,8 +19,8 @@ from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
-from protocol.errors import EngineDied, RagtreeError
-from protocol.generation import ComposingInfo, StepBudget
+from protocol.errors import Conflict, EngineDied, InvalidRequest, RagtreeError
+from protocol.generation import ComposingInfo, EngineInfo, StepBudget
 from protocol.kv import NO_PEERS, KvMemory, Orders, ResidencyReport
 from protocol.tiers import Tier
 
@@ -103,7 +104,8 @@ class LiveController:
             raise EngineDied("no instance of the generator is running")
         engine = self._instances.at(first)
         info = await engine.info()
-        memory, self._adapters = info.kv, info.adapters
+        memory, self._adapters = info.kv, configured(info)
+        added = snapshot.adapters if snapshot.adapters is not None else await added_at(self._instances, ANSWER_S)
         if memory is None:
             # vLLM's own cache is the only one, and its content is unknown here. The controller only orders the queue.
             controller = self._new(first, DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
@@ -119,6 +121,7 @@ class LiveController:
             self._memory = memory
             kept = self._without_disk(reports, memory)
             controller.instances.add(first, memory.boot, kept, memory.shared, memory.peers)
+        controller.adapters.recall(added)
         self._controller = controller
         await self.follow()
         for location, report in self._disk_reports.values():
@@ -161,18 +164,19 @@ class LiveController:
         memory = info.kv
         boot = memory.boot if memory is not None else ""
         if known.boots.get(instance) == boot:
+            if self.controller.adapters.differ(info) and not await self._align(instance, info):
+                return True
             if instance not in known.tiers.retired:
                 return False
             log.info("an instance takes plans again", instance=instance)
             known.reinstate(instance)
             return True
         own, others = (kv.fingerprint if kv is not None else "" for kv in (memory, self._memory))
-        if own != others or info.adapters != self._adapters:
+        if own != others or configured(info) != self._adapters:
             reason = kv_difference(self._memory, memory) if own != others else "its adapters have other files"
-            log.error("an instance serves another model or layout and gets no plans", instance=instance, reason=reason)
-            known.refused.add(instance)
-            if instance in known.boots:
-                known.retire(instance)
+            self._refuse(instance, reason)
+            return False
+        if not await self._align(instance, info):
             return False
         async with self._joining:
             if memory is not None:
@@ -180,6 +184,22 @@ class LiveController:
             reports = await engine.residency() if memory is not None else ()
             self._add_or_restart(instance, boot, memory, reports)
         return True
+
+    async def _align(self, instance: str, info: EngineInfo) -> bool:
+        """Have an instance serve the adapters that all serve, or refuse it. Whether it does."""
+        try:
+            await self.controller.adapters.align(instance, info)
+        except (InvalidRequest, Conflict) as error:
+            self._refuse(instance, error.message)
+            return False
+        return True
+
+    def _refuse(self, instance: str, reason: str) -> None:
+        known = self.controller.instances
+        log.error("an instance serves another model or layout and gets no plans", instance=instance, reason=reason)
+        known.refused.add(instance)
+        if instance in known.boots:
+            known.retire(instance)
 
     async def _drop_suspected(self, instance: str, engine: LiveEngine, memory: KvMemory) -> None:
         """Have an instance drop what may be KV of deleted documents: it or its tiers were not there when they were."""
@@ -256,6 +276,7 @@ class LiveController:
             shard=self._shard,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
             query_timeout_s=self._query_timeout_s,
+            adapters=Adapters(self._instances),
         )
 
     def _storage(self, memory: KvMemory) -> KvStorage:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from cachectl.runtime.adapters import Adapters
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.messages import Namespaces
 from cachectl.runtime.tombstones import Tombstones
@@ -34,8 +35,10 @@ class Recovery:
         tombstones: Tombstones,
         namespaces: Namespaces,
         deliveries: Deliveries,
+        adapters: Adapters,
         shard: ControllerShard = WHOLE,
     ) -> None:
+        self._adapters = adapters
         self._shard = shard
         self._scheduler = scheduler
         self._tree = scheduler.tree
@@ -59,7 +62,7 @@ class Recovery:
                 if not node.detached:
                     records[node.key.hex()] = record_of(node)
             await asyncio.sleep(0)
-        return Snapshot(tick, records, deletions, places, forgotten)
+        return Snapshot(tick, records, deletions, places, forgotten, dict(self._adapters.added))
 
     def recall(self, snapshot: Snapshot) -> None:
         """Take over a former controller's snapshot. Call this before anything is restored."""

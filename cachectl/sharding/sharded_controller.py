@@ -146,6 +146,15 @@ class ShardedController:
 
         return sum(await self._everywhere(delete))
 
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Have all instances serve an adapter; every shard remembers it. One that is away finds it when it is back."""
+        digests = await self._everywhere(lambda _, part: part.load_adapter(name, source))
+        return digests[0]
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have all instances serve an adapter no more."""
+        await self._everywhere(lambda _, part: part.unload_adapter(name))
+
     async def clear(self) -> int:
         """Drop everything that no plan uses."""
         return sum(await self._everywhere(lambda _, part: part.clear()))

@@ -48,8 +48,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     Of earlier deletions, only the highest revisions are known, which are ``forgotten``.
 
-    ``tick`` is the number of the last request. ``places`` are the locations and disks that were known; None if that is
-    not recorded.
+    ``tick`` is the number of the last request. ``places`` are the locations and disks that were known, ``adapters``
+    those that were added while the instances ran: folders or Hugging Face ids by name. None if that is not recorded.
     """
 
     tick: int = 0
@@ -57,6 +57,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     deletions: tuple[DeletionRecord, ...] = ()
     places: tuple[str, ...] | None = None
     forgotten: Revisions = ()
+    adapters: dict[str, str] | None = None
 
 
 EMPTY_SNAPSHOT = Snapshot()

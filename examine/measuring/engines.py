@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from examine.measuring.kv_paths import INSTANCE
-from generator.adapters import read_adapters
+from generator.adapters import read_adapter
 from generator.engines.vllm_engine import VllmEngine
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
@@ -115,7 +115,8 @@ class EngineMaker:
     ) -> AsyncGenerator[VllmEngine]:
         own = settings.model_copy(update={"kv": self._models.with_auxiliary(kv)})
         model = self._models.resolve(settings.model)
-        adapters = read_adapters(settings.adapters, self._models.adapter, model)
+        named = {name: self._models.adapter(place) for name, place in settings.adapters.items()}
+        adapters = [read_adapter(name, folder, model) for name, folder in named.items()]
         engine = VllmEngine(own, model, instance, adapters)
         await engine.start()
         try:

@@ -313,6 +313,12 @@ class PinBody(BaseModel, extra="forbid"):
     pinned: bool = True
 
 
+class AdapterBody(BaseModel, extra="forbid"):
+    """Where an adapter comes from: an absolute folder that every machine has, or a Hugging Face id."""
+
+    source: Annotated[Text, Field(min_length=1, max_length=4096)]
+
+
 class TripletBody(BaseModel, extra="forbid"):
     """One relation between two entities, as a document states it."""
 

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from generator.adapters import Adapter, read_adapters
+from generator.adapters import Adapter, read_adapter
 from generator.engines.engine import Engine
 from generator.engines.fake_engine import FakeEngine
 from generator.engines.vllm_arguments import check_engine_arguments
@@ -49,7 +49,8 @@ class GeneratorFactory:
         changes: dict[str, Any] = {"kv": self._models.with_auxiliary(settings.kv)}
         if settings.frequency_penalty is None and settings.model in SHIPPED:
             changes["frequency_penalty"] = SHIPPED[settings.model].frequency_penalty
-        return VllmEngine(settings.model_copy(update=changes), self._model_folder(), instance, self._adapters())
+        settings = settings.model_copy(update=changes)
+        return VllmEngine(settings, self._model_folder(), instance, self._adapters(), self._adapter)
 
     def layout(self) -> SegmentLayout:
         """The prompt layout for the configured model."""
@@ -66,9 +67,13 @@ class GeneratorFactory:
             if settings.adapters:
                 raise ConfigError("The fake engine serves no adapters.", "generator.adapters")
             return ()
-        if settings.model in settings.adapters:
-            raise ConfigError(f"An adapter has the name of the model, {settings.model!r}.", "generator.adapters")
-        return read_adapters(settings.adapters, self._models.adapter, self._model_folder())
+        return tuple(self._adapter(name, place) for name, place in settings.adapters.items())
+
+    def _adapter(self, name: str, place: str) -> Adapter:
+        """An adapter, brought here if it is not. Raises ConfigError."""
+        if name == self._settings.model:
+            raise ConfigError(f"An adapter has the name of the model, {name!r}.", "generator.adapters")
+        return read_adapter(name, self._models.adapter(place), self._model_folder())
 
     def _model_folder(self) -> Path:
         if self._settings.engine == "fake":

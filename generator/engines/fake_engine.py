@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import FakeEngineSettings
-from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest
+from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest, UnknownModel
 from protocol.generation import (
     EngineInfo,
     FinishReason,
@@ -157,6 +157,14 @@ class FakeEngine:
         """Do nothing: there are no tiers, so there is nothing to move or delete."""
         await self.ready()
         return ()
+
+    async def load_adapter(self, name: str, source: str) -> str:  # noqa: ARG002 - there are no weights
+        """Refuse: there are no weights that an adapter could change."""
+        raise InvalidRequest("The fake engine serves no adapters.", "source")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raise UnknownModel: there is none."""
+        raise UnknownModel(f"No adapter {name!r} is loaded.", "name")
 
     async def residency(self) -> tuple[ResidencyReport, ...]:
         """No reports: there are no tiers."""

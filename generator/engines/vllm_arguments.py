@@ -15,10 +15,12 @@ from protocol.errors import ConfigError
 from protocol.generation import StepBudget
 
 if TYPE_CHECKING:
-    from vllm.config import SchedulerConfig
+    from vllm.config import LoRAConfig, SchedulerConfig
 
 _CONNECTOR = "generator.connector.connector"
 _SCHEMA_BACKEND = "xgrammar"
+_ROOM = ("enable_lora", "max_loras", "max_lora_rank")
+"""vLLM's arguments for how many adapters, and of which rank, there is room for."""
 
 WORKER_EXTENSION = "generator.connector.worker_connector.WorkerExtension"
 """Gives the connector the engine's model, to compose KV with."""
@@ -74,7 +76,7 @@ def engine_arguments(
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
-        **(_adapter_arguments(adapters, settings.engine_args) if adapters else {}),
+        **_adapter_arguments(adapters, settings.engine_args),
         "structured_outputs_config": _structured_outputs(settings.engine_args.get("structured_outputs_config")),
     }
     if not has_gpu():
@@ -127,23 +129,52 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
     }
 
 
+def adapter_places(config: "LoRAConfig") -> int:
+    """How many adapters an engine has room for.
+
+    On a CPU, vLLM applies what is in the last place to requests without an adapter that share a step with others. So
+    that place stays empty.
+    """
+    return config.max_loras - _empty_places()
+
+
 def _adapter_arguments(adapters: Sequence[Adapter], given: Mapping[str, Any]) -> dict[str, Any]:
     """Room for all adapters at once: vLLM would read one again from its folder, where others may have come meanwhile.
 
-    Raises ConfigError for a rank that vLLM has no kernels for, and for arguments that change what adapters compute.
+    The ``given`` arguments may ask for more room, for adapters that come later. Raises ConfigError for a rank that vLLM
+    has no kernels for, and for arguments that change what adapters compute.
     """
-    if refused := sorted(name for name in given if "lora" in name):
-        raise ConfigError(f"With generator.adapters, RAGTree sets {', '.join(refused)} itself", "generator.engine_args")
-    from vllm.config.lora import MaxLoRARanks
+    if not adapters and not any(given.get(name) for name in _ROOM):
+        return {}
+    if refused := sorted(name for name in given if "lora" in name and name not in _ROOM):
+        raise ConfigError(f"With adapters, RAGTree sets {', '.join(refused)} itself", "generator.engine_args")
+    from vllm.config.lora import LoRAConfig, MaxLoRARanks
 
+    places = max(len(adapters), _positive(given, "max_loras", 1))
+    # An adapter that comes later has what vLLM makes room for by itself.
+    least = _positive(given, "max_lora_rank", LoRAConfig.max_lora_rank if places > len(adapters) else 1)
     ranks: tuple[int, ...] = get_args(MaxLoRARanks)
-    largest = max(adapters, key=lambda adapter: adapter.rank)
-    if largest.rank > max(ranks):
+    largest = max(adapters, key=lambda adapter: adapter.rank, default=None)
+    if largest is not None and largest.rank > max(ranks):
         raise largest.refused(f"its rank is {largest.rank}, and vLLM serves up to {max(ranks)}")
-    # On a CPU, vLLM applies what is in the last place to requests without an adapter that share a step with others.
-    count = len(adapters) + (0 if has_gpu() else 1)
-    rank = min(rank for rank in ranks if rank >= largest.rank)
+    wanted = max(least, largest.rank if largest is not None else 0)
+    if wanted > max(ranks):
+        raise ConfigError(f"max_lora_rank is {wanted}, and vLLM serves up to {max(ranks)}", "generator.engine_args")
+    count = places + _empty_places()
+    rank = min(each for each in ranks if each >= wanted)
     return {"enable_lora": True, "max_loras": count, "max_cpu_loras": count, "max_lora_rank": rank}
+
+
+def _positive(given: Mapping[str, Any], name: str, default: int) -> int:
+    """An argument that is a whole number above 0. Raises ConfigError."""
+    number = given.get(name, default)
+    if type(number) is not int or number < 1:
+        raise ConfigError(f"{name} is no whole number above 0: {number!r}", "generator.engine_args")
+    return number
+
+
+def _empty_places() -> int:
+    return 0 if has_gpu() else 1
 
 
 def _structured_outputs(configured: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from generator.adapters import Adapter
+from generator.adapters import Adapter, read_adapter
 from generator.connector.engine_process import LastSteps
 from generator.connector.refusal import UnsupportedByConnector, name_refusal_file, read_refusal
+from generator.engines.vllm_adapters import FindAdapter, VllmAdapters
 from generator.engines.vllm_arguments import (
     WORKER_EXTENSION,
     engine_arguments,
@@ -52,6 +53,7 @@ class _Running(NamedTuple):
     """The parts of a started engine. ``router`` is None without RAGTree's connector."""
 
     requests: VllmRequests
+    adapters: VllmAdapters
     router: "ReportRouter | None"
     steps: LastSteps | None
     plans: PlanStreams
@@ -63,16 +65,23 @@ class VllmEngine:
     """One vLLM ``AsyncLLM`` with its model. Its own prefix cache is on, salted with the plan's namespace.
 
     ``instance`` is the engine's name in plans. If KV is kept, RAGTree's connector executes the plans inside vLLM. Each
-    of the ``adapters`` serves the plans of its namespaces.
+    of the ``adapters`` serves the plans of its namespaces. Those that come later are found by ``find_adapter``, and
+    without it in absolute folders.
     """
 
     def __init__(
-        self, settings: GeneratorSettings, folder: Path, instance: str = "generator", adapters: Sequence[Adapter] = ()
+        self,
+        settings: GeneratorSettings,
+        folder: Path,
+        instance: str = "generator",
+        adapters: Sequence[Adapter] = (),
+        find_adapter: FindAdapter | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._instance = instance
         self._adapters = tuple(adapters)
+        self._find_adapter = find_adapter or (lambda name, place: read_adapter(name, Path(place), folder))
         self._info = EngineInfo(model=settings.model, engine="vllm", max_model_len=settings.max_model_len)
         self._running: _Running | None = None
 
@@ -116,6 +125,7 @@ class VllmEngine:
         running, self._running = self._running, None
         if running is not None:
             running.schemas.close()
+            running.adapters.close()
             await running.requests.close()
             if running.router is not None:
                 running.router.fail()
@@ -128,7 +138,10 @@ class VllmEngine:
 
     async def info(self) -> EngineInfo:
         """The served model and the engine's limits."""
-        return self._info
+        if self._running is None:
+            return self._info
+        adapters = self._running.adapters
+        return msgspec.structs.replace(self._info, adapters=adapters.digests, added=dict(adapters.added))
 
     async def metrics(self) -> dict[str, str]:
         """The metrics that vLLM keeps, by instance. Raises EngineNotReady."""
@@ -162,6 +175,14 @@ class VllmEngine:
         """Carry out orders outside of plans to their end, as ``VllmOrders`` says."""
         return await self._parts().orders.carry_out(orders)
 
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Load an adapter while others are served, as ``VllmAdapters`` says."""
+        return await self._parts().adapters.load(name, source)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter that was loaded while the engine ran."""
+        await self._parts().adapters.unload(name)
+
     async def residency(self) -> tuple[ResidencyReport, ...]:
         """What the tiers report to hold."""
         return await self._parts().orders.residency()
@@ -181,8 +202,9 @@ class VllmEngine:
 
     async def _warmed_up(self, llm: "AsyncLLM", router: "ReportRouter | None", steps: LastSteps | None) -> _Running:
         requests = VllmRequests(llm, steps)
+        adapters = VllmAdapters(llm, requests, self._adapters, self._find_adapter)
         try:
-            await requests.load(self._adapters)
+            await adapters.start()
             # The first prefill creates kernels lazily. Done here, it does not delay a query's first token.
             await _probe_prefill(requests, cached_tokens=0, new_tokens=_WARM_UP_TOKENS)
             kv = await router.memory() if router is not None else None
@@ -193,16 +215,13 @@ class VllmEngine:
             await requests.close()
             raise
         step = step_budget(llm.vllm_config.scheduler_config)
-        adapters = {adapter.name: adapter.digest for adapter in self._adapters}
-        self._info = msgspec.structs.replace(
-            self._info, kv=kv, step=step, composing=composing, not_composing=refusal, adapters=adapters
-        )
+        self._info = msgspec.structs.replace(self._info, kv=kv, step=step, composing=composing, not_composing=refusal)
         plans = PlanStreams(requests, router, kv.boot if kv is not None else None)
         schemas = SchemaChecks(
             partial(engine_vocabulary, llm), self._settings.schema_cpu_s, trial_stack_bytes(), remembered_bytes()
         )
         schemas.start()
-        return _Running(requests, router, steps, plans, VllmOrders(requests, router), schemas)
+        return _Running(requests, adapters, router, steps, plans, VllmOrders(requests, router), schemas)
 
     def _load(self, arguments: dict[str, Any], router: "ReportRouter | None", steps: LastSteps | None) -> "AsyncLLM":
         from vllm.engine.arg_utils import AsyncEngineArgs

@@ -5,16 +5,14 @@ import contextlib
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import fields
+from collections.abc import AsyncGenerator, Coroutine
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import psutil
 import structlog
 
-from generator.adapters import Adapter
 from generator.connector.engine_process import LastSteps
 from generator.engines.vllm_sampling import check_sampling, place_seed, refusal, sampling_params
 from protocol.errors import EngineDied, EngineFailed, EngineNotReady, InvalidRequest, UnknownModel
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 _EXIT_S = 5.0
 """How long a process that has failed may take to end."""
 
@@ -36,9 +36,6 @@ _FROM_OUTSIDE = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _ANSWER_CHECK_S = 1.0
 _ABORT_AGAIN_S = 0.02
 _REMEMBERED = 256
-_PROBE = list(range(100, 132))
-"""Every vocabulary has these token ids."""
-_COMPARED = 5
 
 
 class EngineDeath:
@@ -83,7 +80,9 @@ class VllmRequests:
         self._death = EngineDeath(llm, steps)
         self._closed = False
         self._adapters: dict[str, LoRARequest] = {}
-        self._running: set[str] = set()
+        # The adapters that running requests use.
+        self._running: dict[str, str] = {}
+        self._unused: dict[str, asyncio.Event] = {}
         # The tasks that abort running requests on demand.
         self._ending: dict[str, asyncio.Task[None]] = {}
         # Requests that were ended while they were not running.
@@ -96,48 +95,18 @@ class VllmRequests:
         if self._llm.errored:
             raise EngineDied("the engine's process is gone")
 
-    async def load(self, adapters: Sequence[Adapter]) -> None:
-        """Load adapters, which then serve requests by their digests.
+    def offer(self, digest: str, adapter: "LoRARequest") -> None:
+        """Let requests use a loaded adapter by its digest."""
+        self._adapters[digest] = adapter
 
-        Raises ConfigError for one that vLLM refuses or that has no effect, and EngineDied or EngineNotReady if the
-        engine is lost meanwhile.
-        """
-        if not adapters:
-            return
-        from vllm.lora.peft_helper import PEFTHelper
-        from vllm.lora.request import LoRARequest
-        from vllm.v1.engine.exceptions import EngineDeadError
+    def withdraw(self, digest: str) -> None:
+        """Refuse new requests for an adapter. Those that run go on."""
+        self._adapters.pop(digest, None)
 
-        known = {field.name for field in fields(PEFTHelper)}
-        without = await self._probabilities("")
-        # Two names may stand for the same weights.
-        for number, adapter in enumerate({adapter.digest: adapter for adapter in adapters}.values(), 1):
-            if unknown := adapter.features - known:
-                # Older releases of vLLM pass over what they do not know.
-                raise adapter.refused(f"this release of vLLM knows no {', '.join(sorted(unknown))}")
-            request = LoRARequest(adapter.digest, number, str(adapter.folder))
-            loading = asyncio.create_task(self._llm.add_lora(request))
-            try:
-                await self.wait_alive(loading)
-                loaded = loading.result()
-            except (EngineDied, EngineNotReady):
-                raise
-            except EngineDeadError as error:
-                raise EngineDied("the engine's process is gone") from error
-            except Exception as error:
-                self.check()
-                # vLLM's own process raised it, so that only its text is left.
-                raise adapter.refused(f"vLLM refuses it ({error})") from error
-            finally:
-                loading.cancel()
-            if not loaded:
-                raise adapter.refused("vLLM does not load it")
-            if not await asyncio.to_thread(adapter.is_unchanged):
-                raise adapter.refused("its files changed while it was loaded")
-            self._adapters[adapter.digest] = request
-            if await self._probabilities(adapter.digest) == without:
-                # vLLM passes over layers that it does not know by these names.
-                raise adapter.refused("it changes nothing: its layers are not those of the model, or it is not trained")
+    async def unused(self, digest: str) -> None:
+        """Return when no request runs that uses an adapter."""
+        while digest in self._running.values():
+            await self._unused.setdefault(digest, asyncio.Event()).wait()
 
     async def check_sampling(self, sampling: Sampling) -> None:
         """Raise InvalidRequest if vLLM refuses a request with this sampling."""
@@ -188,7 +157,7 @@ class VllmRequests:
             raise UnknownModel("The adapter of this request is not loaded any more.", "model")
         place_seed(self._llm.vllm_config, params)
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=salt)
-        self._running.add(request_id)
+        self._running[request_id] = adapter
         try:
             async with contextlib.aclosing(
                 self._llm.generate(prompt, params, request_id, lora_request=self._adapters.get(adapter))
@@ -207,7 +176,9 @@ class VllmRequests:
         except EngineGenerateError as error:
             raise EngineDied("the engine failed during the request") from error
         finally:
-            self._running.discard(request_id)
+            self._running.pop(request_id, None)
+            if adapter in self._unused and adapter not in self._running.values():
+                self._unused.pop(adapter).set()
             if request_id in self._ending:
                 self._ending.pop(request_id).cancel()
 
@@ -224,12 +195,20 @@ class VllmRequests:
 
         Raises EngineNotReady or EngineDied if the engine is lost meanwhile, and any error of vLLM's call.
         """
-        reset = asyncio.create_task(self._llm.reset_prefix_cache(reset_running_requests=True))
+        return bool(await self.answer(self._llm.reset_prefix_cache(reset_running_requests=True)))
+
+    async def answer(self, call: Coroutine[Any, Any, T]) -> T:
+        """The answer of the engine's process to a call. Raises as ``wait_alive``, and any error of the call."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        asked = asyncio.create_task(call)
         try:
-            await self.wait_alive(reset)
-            return bool(reset.result())
+            await self.wait_alive(asked)
+            return asked.result()
+        except EngineDeadError as error:
+            raise EngineDied("the engine's process is gone") from error
         finally:
-            reset.cancel()
+            asked.cancel()
 
     async def wait_alive(self, answer: "asyncio.Future[Any]") -> None:
         """Wait for an answer of the engine's process, which may die without failing the answer.
@@ -239,14 +218,6 @@ class VllmRequests:
         while not answer.done():
             self.check()
             await asyncio.wait({answer}, timeout=_ANSWER_CHECK_S)
-
-    async def _probabilities(self, adapter: str) -> list[float]:
-        """Natural logarithms of the most likely probabilities of the first token after a fixed prompt."""
-        params = sampling_params(Sampling(max_tokens=1, logprobs=True, alternatives=_COMPARED))
-        found: list[float] = []
-        async for output in self.generate(f"probe-{uuid4().hex}", _PROBE, uuid4().hex, params, adapter):
-            found += [token.logprob for position in output.outputs[0].logprobs or () for token in position.values()]
-        return found
 
     async def _abort(self, request_id: str) -> None:
         """Abort a request until it has ended. vLLM ignores the abort of a request that it has not received yet."""

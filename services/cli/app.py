@@ -11,7 +11,7 @@ import typer
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
-from services.cli import cache, config, doctor, evaluate, gate, graph, ingest, models, search, stack
+from services.cli import adapters, cache, config, doctor, evaluate, gate, graph, ingest, models, search, stack
 from services.cli.output import errors
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command()(search.query)
 app.command("eval")(evaluate.evaluate)
 app.command()(models.models)
 app.command()(search.search)
+app.add_typer(adapters.app, name="adapters")
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
 app.add_typer(gate.app, name="gate")

@@ -30,6 +30,7 @@ class _Rest(msgspec.Struct, frozen=True):
     places: tuple[str, ...] | None = None
     shards: int = 1
     forgotten: Revisions = ()
+    adapters: dict[str, str] | None = None
 
 
 class RedisControllerState:
@@ -68,7 +69,7 @@ class RedisControllerState:
             if known.shards != self._shard.count:
                 log.warning("the number of controllers has changed, and all KV is dropped", before=known.shards)
                 return _NOTHING_KNOWN
-            return Snapshot(known.tick, nodes, known.deletions, known.places, known.forgotten)
+            return Snapshot(known.tick, nodes, known.deletions, known.places, known.forgotten, known.adapters)
         except RedisAway:
             log.warning("the previous controller's state is not available: Redis is down")
         except msgspec.MsgspecError as error:
@@ -91,7 +92,7 @@ class RedisControllerState:
                 # Redis has no empty hashes, so there is nothing to rename for an empty snapshot.
                 swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
                 await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
-            rest = _Rest(now.tick, now.deletions, now.places, self._shard.count, now.forgotten)
+            rest = _Rest(now.tick, now.deletions, now.places, self._shard.count, now.forgotten, now.adapters)
             others = msgspec.msgpack.encode(rest)
             await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
         except RedisAway:

@@ -148,6 +148,17 @@ class ControllerDeployment:
         await self._controller.pin(path, pinned)
         await self._saver.save()
 
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Have all instances serve an adapter, and save that, as with pins."""
+        digest = await self._controller.load_adapter(name, source)
+        await self._saver.save()
+        return digest
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have all instances serve an adapter no more, and save that."""
+        await self._controller.unload_adapter(name)
+        await self._saver.save()
+
     async def check_health(self) -> None:
         """Serve's periodic health check. Also expires the leases of lost callers.
 

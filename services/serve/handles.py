@@ -57,6 +57,8 @@ class GeneratorHandle:
     carry_out = forwarded(Generator.carry_out)
     residency = forwarded(Generator.residency)
     info = forwarded(Generator.info)
+    load_adapter = forwarded(Generator.load_adapter)
+    unload_adapter = forwarded(Generator.unload_adapter)
     check = forwarded(Generator.check)
     probe_prefill = forwarded(PrefillProbe.probe_prefill)
 

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from protocol.errors import Conflict, UnknownModel
 from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
 from protocol.kv import HeldNode, KvMemory, LostCopy, Orders, Pages, ResidencyReport
 from protocol.tiers import Tier
@@ -18,6 +19,9 @@ class Engine:
     def __init__(self, memory: KvMemory | None = MEMORY, **said: object) -> None:
         self.memory = msgspec.structs.replace(memory, **said) if memory is not None else None
         self.adapters: dict[str, str] = {}
+        # Those that it loads: what it finds in each place, or the error that it raises.
+        self.found: dict[str, str | Exception] = {}
+        self.added: dict[str, str] = {}
         self.reports: tuple[ResidencyReport, ...] = ()
         self.hangs = False
         self.generates_kv = False
@@ -31,7 +35,29 @@ class Engine:
             await asyncio.Event().wait()
         if self.fails is not None:
             raise self.fails
-        return EngineInfo("model", "fake", 100_000, self.memory, adapters=self.adapters)
+        loaded = {name: str(self.found[source]) for name, source in self.added.items()}
+        return EngineInfo(
+            "model", "fake", 100_000, self.memory, adapters=self.adapters | loaded, added=dict(self.added)
+        )
+
+    async def load_adapter(self, name: str, source: str) -> str:
+        if self.fails is not None:
+            raise self.fails
+        found = self.found[source]
+        if isinstance(found, Exception):
+            raise found
+        if name in self.adapters:
+            raise Conflict(f"{name} is configured")
+        self.added[name] = source
+        return found
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.fails is not None:
+            raise self.fails
+        if name in self.adapters:
+            raise Conflict(f"{name} is configured")
+        if self.added.pop(name, None) is None:
+            raise UnknownModel(f"no {name}")
 
     async def residency(self) -> tuple[ResidencyReport, ...]:
         return self.reports
@@ -51,6 +77,7 @@ class Engine:
         assert self.memory is not None
         self.memory = msgspec.structs.replace(self.memory, boot=f"{self.memory.boot}+", **said)
         self.reports = ()
+        self.added = {}
 
 
 class Fleet:

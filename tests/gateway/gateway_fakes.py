@@ -485,6 +485,7 @@ class FakeGenerator:
         self.unwritten: tuple[LostCopy, ...] | None = None
         self.kv: KvMemory | None = None
         self.adapters: dict[str, str] = {}
+        self.added: dict[str, str] = {}
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
         self.checked: list[Sampling] = []
@@ -564,7 +565,7 @@ class FakeGenerator:
         return ()
 
     async def info(self) -> EngineInfo:
-        return EngineInfo(MODEL, "fake", 100, self.kv, adapters=self.adapters)
+        return EngineInfo(MODEL, "fake", 100, self.kv, adapters=self.adapters, added=self.added)
 
     async def metrics(self) -> dict[str, str]:
         await self.phases.enter("engine_metrics")

@@ -1,4 +1,3 @@
-import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +11,10 @@ from tiny_models import llama, make_tiny_model
 
 from generator.adapters import read_adapter
 from generator.engines.factory import GeneratorFactory
-from generator.engines.vllm_arguments import engine_arguments
-from generator.engines.vllm_requests import VllmRequests
+from generator.engines.vllm_arguments import adapter_places, engine_arguments
 from generator.models import ModelStore
 from generator.settings import GeneratorSettings
-from protocol.errors import ConfigError, EngineDied
+from protocol.errors import ConfigError
 from protocol.kv import adapter_of, with_adapter, without_adapter
 
 
@@ -146,53 +144,6 @@ def test_namespaces_of_a_tenant():
         assert (adapter_of(salt), without_adapter(salt)) == ("", salt)
 
 
-class LoadingEngine:
-    """Stands in for vLLM: it loads an adapter, or says why not, and somebody changes the adapter's files meanwhile."""
-
-    def __init__(self, change=lambda: None, refusal=None, errored=False, effect=1.0):
-        self.change, self.refusal, self.errored, self.effect = change, refusal, errored, effect
-        self.loaded = []
-        self.vllm_config = SimpleNamespace(parallel_config=None)
-
-    async def generate(self, prompt, params, request_id, lora_request=None):
-        probable = {1: SimpleNamespace(logprob=-1.0 - (self.effect if lora_request else 0.0))}
-        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="length", logprobs=[probable])])
-
-    async def add_lora(self, request):
-        if self.errored:
-            # vLLM never answers for a dead engine.
-            await asyncio.Event().wait()
-        if self.refusal is not None:
-            raise self.refusal
-        self.loaded.append((request.lora_name, request.lora_int_id, request.lora_path))
-        self.change()
-        return True
-
-
-async def test_loading_gives_each_digest_a_number(adapter, tiny_model):
-    engine, twice = LoadingEngine(), [read_adapter(name, adapter, tiny_model) for name in ("legal", "the same")]
-    await VllmRequests(engine).load(twice)
-    assert engine.loaded == [(twice[0].digest, 1, str(adapter))]
-
-
-async def test_files_that_change_while_they_are_loaded_are_refused(adapter, tiny_model):
-    read = read_adapter("legal", adapter, tiny_model)
-    with pytest.raises(ConfigError, match="'legal' cannot be served: its files changed"):
-        await VllmRequests(LoadingEngine(lambda: make_adapter(adapter, tiny_model, seed=2))).load([read])
-
-
-async def test_an_adapter_that_vllm_applies_nowhere_is_refused(adapter, tiny_model):
-    """vLLM looks for layers by their whole names, which checkpoints and adapters may begin in other ways."""
-    with pytest.raises(ConfigError, match="'legal' cannot be served: it changes nothing"):
-        await VllmRequests(LoadingEngine(effect=0.0)).load([read_adapter("legal", adapter, tiny_model)])
-
-
-async def test_what_vllm_refuses_is_refused_by_name(adapter, tiny_model):
-    read = read_adapter("legal", adapter, tiny_model)
-    with pytest.raises(ConfigError, match=r"'legal' cannot be served: vLLM refuses it \(no DoRA\)"):
-        await VllmRequests(LoadingEngine(refusal=ValueError("no DoRA"))).load([read])
-
-
 @pytest.mark.parametrize("engine", ["vllm", "fake"])
 def test_the_factory_refuses_adapters_that_cannot_be_served(tmp_path, tiny_model, adapter, engine):
     named = {str(tiny_model): str(adapter)} if engine == "vllm" else {"legal": str(adapter)}
@@ -227,18 +178,41 @@ def test_vllm_has_room_for_all_adapters_of_the_largest_rank(tmp_path, tiny_model
         engine_arguments(GeneratorSettings(), tiny_model, "one", [legal, huge])
 
 
-async def test_an_engine_that_dies_while_it_loads_one_ends_the_start(adapter, tiny_model):
-    with pytest.raises(EngineDied):
-        await VllmRequests(LoadingEngine(errored=True)).load([read_adapter("legal", adapter, tiny_model)])
+@pytest.mark.parametrize(
+    ("given", "room"),
+    [
+        ({}, None),
+        ({"enable_lora": False}, None),
+        ({"enable_lora": True}, (1, 16)),
+        ({"max_loras": 6}, (6, 16)),
+        ({"max_loras": 2, "max_lora_rank": 64}, (2, 64)),
+    ],
+)
+def test_there_is_room_for_adapters_that_come_later(tiny_model, given, room):
+    arguments = engine_arguments(GeneratorSettings(engine_args=given), tiny_model, "one")
+    if room is None:
+        assert not arguments.get("enable_lora")
+        assert "max_loras" not in arguments
+        return
+    places = adapter_places(SimpleNamespace(max_loras=arguments["max_loras"]))
+    assert (arguments["enable_lora"], places, arguments["max_lora_rank"]) == (True, *room)
 
 
-async def test_what_a_release_of_vllm_would_pass_over_is_refused(adapter, tiny_model):
-    read = read_adapter("legal", adapter, tiny_model)._replace(features=frozenset({"use_rslora", "new_feature"}))
-    with pytest.raises(ConfigError, match="this release of vLLM knows no new_feature"):
-        await VllmRequests(LoadingEngine()).load([read])
+def test_configured_adapters_have_their_room_beside_it(tiny_model, adapter):
+    read = [read_adapter(name, adapter, tiny_model) for name in ("legal", "terse")]
+    for given, rank in (({}, 8), ({"max_loras": 3}, 16), ({"max_loras": 1}, 8)):
+        arguments = engine_arguments(GeneratorSettings(engine_args=given), tiny_model, "one", read)
+        places = adapter_places(SimpleNamespace(max_loras=arguments["max_loras"]))
+        assert (places, arguments["max_lora_rank"]) == (max(2, given.get("max_loras", 0)), rank)
 
 
-@pytest.mark.parametrize("name", ["enable_lora", "max_loras", "lora_dtype", "lora_target_modules", "max_lora_rank"])
+@pytest.mark.parametrize("given", [{"max_loras": "six"}, {"max_loras": 0.5}, {"max_lora_rank": 1000}])
+def test_other_room_is_refused(tiny_model, given):
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        engine_arguments(GeneratorSettings(engine_args=given), tiny_model, "one")
+
+
+@pytest.mark.parametrize("name", ["max_cpu_loras", "lora_dtype", "lora_target_modules"])
 def test_arguments_that_change_what_adapters_compute_are_refused(tiny_model, adapter, name):
     settings = GeneratorSettings(engine_args={name: 1})
     with pytest.raises(ConfigError, match=f"RAGTree sets {name} itself"):

@@ -48,5 +48,6 @@ def test_images_have_their_extra_and_no_development_dependencies(lock, extra):
 
 
 def test_gpu_image_has_the_cuda_build_of_torch():
-    assert CPU["torch"].endswith("+cpu") and "+" not in GPU["torch"]
+    assert CPU["torch"].endswith("+cpu")
+    assert "+" not in GPU["torch"]
     assert "nvidia-cudnn-cu13" in GPU

@@ -46,6 +46,14 @@ class ReaddressedEngine:
         """Carry out orders."""
         return await self._engine.carry_out(orders)
 
+    async def load_adapter(self, name: str, source: str) -> str:
+        """Load an adapter."""
+        return await self._engine.load_adapter(name, source)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter."""
+        await self._engine.unload_adapter(name)
+
     async def residency(self) -> tuple[ResidencyReport, ...]:
         """What the tiers hold."""
         return await self._engine.residency()

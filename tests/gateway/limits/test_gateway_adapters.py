@@ -5,9 +5,11 @@ import pytest
 from gateway_fakes import MODEL
 
 from gateway.limits.auth import namespace_of
+from gateway.settings import ApiKey
+from protocol.errors import Conflict, InvalidRequest
 from protocol.kv import with_adapter
 
-LEGAL, TERSE = "0a" * 16, "0b" * 16
+LEGAL, TERSE, BRIEF = "0a" * 16, "0b" * 16, "0c" * 16
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +53,76 @@ async def test_other_names_are_refused_with_those_that_there_are(served, path, f
     assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert error["message"] == f"The model 'legal2' is not served; use '{MODEL}', 'legal', 'acme/terse'."
     assert namespaces(served) == []
+
+
+class Loading:
+    """What the controller does with adapters: it finds some, and has the engine serve them."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    async def load(self, name, source):
+        if source != "/adapters/brief":
+            raise InvalidRequest(f"The adapter {name!r} cannot be served: {source} has no files.", "source")
+        self.generator.adapters |= {name: BRIEF}
+        self.generator.added |= {name: source}
+        return BRIEF
+
+    async def unload(self, name):
+        if name not in self.generator.added:
+            raise Conflict(f"The adapter {name!r} is one of generator.adapters: remove it there.", "name")
+        del self.generator.adapters[name], self.generator.added[name]
+
+
+@pytest.fixture
+def loading(stack):
+    loading = Loading(stack.generator)
+    stack.controller.load_adapter, stack.controller.unload_adapter = loading.load, loading.unload
+
+
+@pytest.mark.usefixtures("loading")
+async def test_administrators_load_and_unload_them_while_the_stack_runs(served):
+    client = served.client
+    loaded = await client.put("/v1/admin/adapters/acme/brief", json={"source": "/adapters/brief"})
+    row = {"object": "adapter", "name": "acme/brief", "digest": BRIEF, "source": "/adapters/brief"}
+    assert (loaded.status_code, loaded.json()) == (200, row)
+    listed = (await client.get("/v1/admin/adapters")).json()["data"]
+    assert [(one["name"], one["source"]) for one in listed] == [
+        ("legal", None),
+        ("acme/terse", None),
+        ("acme/brief", "/adapters/brief"),
+    ]
+    # It is served at once, and no more once it is unloaded.
+    answer = await client.post("/query", json={"query": "What?", "model": "acme/brief"})
+    assert answer.json()["model"] == "acme/brief"
+    unloaded = await client.delete("/v1/admin/adapters/acme/brief")
+    assert (unloaded.status_code, unloaded.json()) == (200, {"object": "adapter.unloaded", "name": "acme/brief"})
+    answer = await client.post("/query", json={"query": "What?", "model": "acme/brief"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.usefixtures("loading")
+async def test_what_cannot_be_loaded_or_unloaded_says_why(served):
+    client, place = served.client, "/v1/admin/adapters/brief"
+    refused = await client.put(place, json={"source": "/nowhere"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "source")
+    assert error["message"] == "The adapter 'brief' cannot be served: /nowhere has no files."
+    for body in ({}, {"source": ""}, {"source": 1}, {"source": "/a", "more": 1}):
+        assert (await client.put(place, json=body)).status_code == 422
+    for name in ("-x", "two words", "x" * 129):
+        assert (await client.put(f"/v1/admin/adapters/{name}", json={"source": "/a"})).status_code == 422
+    configured = await client.delete("/v1/admin/adapters/legal")
+    assert (configured.status_code, configured.json()["error"]["code"]) == (409, "conflict")
+
+
+@pytest.mark.usefixtures("loading")
+async def test_only_administrators_do(in_process):
+    async with in_process(api_keys=(ApiKey(secret="sk-1", tenant="acme"),), admin_key="sk-admin") as served:
+        for method, path in (("GET", ""), ("PUT", "/legal"), ("DELETE", "/legal")):
+            asked = {"json": {"source": "/adapters/brief"}} if method == "PUT" else {}
+            for key, status in (("sk-1", 403), ("sk-2", 401)):
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = await served.client.request(method, f"/v1/admin/adapters{path}", headers=headers, **asked)
+                assert answer.status_code == status
+    assert served.stack.generator.added == {}

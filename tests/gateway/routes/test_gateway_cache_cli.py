@@ -1,4 +1,4 @@
-"""``ragtree cache`` against a real gateway with fake parts."""
+"""``ragtree cache`` and ``ragtree adapters`` against a real gateway with fake parts."""
 
 import json
 import re
@@ -52,7 +52,8 @@ def run(stack: Stack, monkeypatch, tmp_path) -> Iterator[Run]:
 
         def run(*arguments: str, key: str | None = KEY, **options) -> Result:
             env = {"RAGTREE_GATEWAY__ADMIN_KEY": key, "RAGTREE_API_KEY": None, "COLUMNS": "160", "TERM": "dumb"}
-            return CliRunner().invoke(ragtree, ["cache", *arguments], env=env, **options)
+            command = [] if arguments[0] == "adapters" else ["cache"]
+            return CliRunner().invoke(ragtree, [*command, *arguments], env=env, **options)
 
         yield run
 
@@ -268,3 +269,28 @@ def test_configured_key_is_sent_to_the_configured_stack_only(run: Run, tmp_path)
     done(run("stats", key=None))
     refused = run("stats", "--url", "http://elsewhere", key=None).exception
     assert isinstance(refused, RequestFailed)
+
+
+def test_adapters_are_shown_loaded_and_unloaded(run: Run, stack: Stack, tmp_path) -> None:
+    asked = []
+
+    async def load(name: str, source: str) -> str:
+        asked.append((name, source))
+        stack.generator.adapters[name], stack.generator.added[name] = "0a", source
+        return "0a"
+
+    async def unload(name: str) -> None:
+        del stack.generator.adapters[name], stack.generator.added[name]
+
+    stack.controller.load_adapter, stack.controller.unload_adapter = load, unload  # type: ignore[attr-defined]
+    assert "No adapters are served." in done(run("adapters", "list")).output
+    # A folder that is here is sent whole, anything else as it is.
+    (tmp_path / "brief").mkdir()
+    assert "acme/brief is served." in done(run("adapters", "load", "acme/brief", "brief")).output
+    assert json.loads(done(run("adapters", "load", "terse", "acme/terse", "--json")).stdout)["digest"] == "0a"
+    assert asked == [("acme/brief", str(tmp_path / "brief")), ("terse", "acme/terse")]
+    listed = done(run("adapters", "list")).output
+    assert "acme/brief" in listed
+    assert "acme/terse" in listed
+    assert "terse is unloaded." in done(run("adapters", "unload", "terse")).output
+    assert [one["name"] for one in json.loads(done(run("adapters", "list", "--json")).stdout)["data"]] == ["acme/brief"]

@@ -4,6 +4,7 @@ import asyncio
 from uuid import uuid4
 
 import pytest
+import stamina
 from engine_settings import small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, put
 from tiny_adapters import make_adapter, merged
@@ -13,7 +14,7 @@ from examine.measuring.engines import generate
 from examine.measuring.kv_paths import KvPath
 from generator.adapters import read_adapter
 from generator.engines.vllm_engine import VllmEngine
-from protocol.errors import UnknownModel
+from protocol.errors import Conflict, UnknownModel
 from protocol.generation import Sampling
 from protocol.kv import with_adapter
 
@@ -23,18 +24,34 @@ TOKENS = 8
 
 
 async def test_adapters_are_exact_from_every_tier(tmp_path, tiny_model):
-    folders = {name: make_adapter(tmp_path / name, tiny_model, seed) for seed, name in enumerate(("legal", "terse"))}
-    adapters = [read_adapter(name, folder, tiny_model) for name, folder in folders.items()]
+    names = ("legal", "terse", "later")
+    folders = {name: make_adapter(tmp_path / name, tiny_model, seed) for seed, name in enumerate(names)}
+    legal, terse, later = (read_adapter(name, folder, tiny_model) for name, folder in folders.items())
     models = {"": tiny_model} | {
-        adapter.digest: merged(tmp_path / f"{adapter.name}-merged", tiny_model, adapter.folder) for adapter in adapters
+        adapter.digest: merged(tmp_path / f"{adapter.name}-merged", tiny_model, adapter.folder)
+        for adapter in (legal, terse)
     }
-    engine = VllmEngine(small_engine(tmp_path), tiny_model, adapters=adapters)
+    settings = small_engine(tmp_path)
+    room = {"max_loras": 2}
+    settings = settings.model_copy(update={"engine_args": settings.engine_args | room})
+    engine = VllmEngine(settings, tiny_model, adapters=[legal])
     await engine.start()
     try:
         info = await engine.info()
-        assert info.adapters == {adapter.name: adapter.digest for adapter in adapters}
+        assert (info.adapters, info.added) == ({"legal": legal.digest}, {})
         assert info.not_composing == "the engine serves adapters"
         sampling = Sampling(TOKENS, logprobs=True)
+        # While others are served.
+        meanwhile = KvPath((SYSTEM, FIRST), info.kv.paging, uuid4().hex).plan("why?", None, None)
+        answer, digest = await asyncio.gather(
+            generate(engine, meanwhile, sampling), engine.load_adapter("terse", str(terse.folder))
+        )
+        assert digest == terse.digest
+        expected = continuation(tiny_model, meanwhile.prompt.token_ids, TOKENS).token_ids
+        assert tuple(token.token_id for token in answer.logprobs) == expected
+        info = await engine.info()
+        assert info.adapters == {"legal": legal.digest, "terse": terse.digest}
+        assert info.added == {"terse": str(terse.folder)}
         answers = {}
         for tier in (None, GPU, HOST, DISK):
             tenant = uuid4().hex
@@ -57,8 +74,25 @@ async def test_adapters_are_exact_from_every_tier(tmp_path, tiny_model):
                 assert logprobs == pytest.approx(answers[digest].logprobs, abs=1e-3)
         assert len({answer.token_ids for answer in answers.values()}) == len(models)
 
-        gone = KvPath((SYSTEM,), info.kv.paging, with_adapter(tenant, "0" * 32)).plan("why?", None, None)
+        # Another one takes its place.
+        with pytest.raises(Conflict, match="All 2 places"):
+            await engine.load_adapter("later", str(later.folder))
+        await engine.unload_adapter("terse")
+        gone = KvPath((SYSTEM,), info.kv.paging, with_adapter(tenant, terse.digest)).plan("why?", None, None)
         with pytest.raises(UnknownModel, match="not loaded"):
             await generate(engine, gone, sampling)
+        async for attempt in stamina.retry_context(on=Conflict, timeout=20):
+            with attempt:
+                await engine.load_adapter("later", str(later.folder))
+        models = {"": tiny_model, later.digest: merged(tmp_path / "later-merged", tiny_model, later.folder)}
+        models[legal.digest] = tmp_path / "legal-merged"
+        plans = [
+            KvPath((SYSTEM, FIRST), info.kv.paging, with_adapter(uuid4().hex, digest)).plan("why?", None, None)
+            for digest in models
+        ]
+        together = await asyncio.gather(*(generate(engine, plan, sampling) for plan in plans))
+        for model, plan, answer in zip(models.values(), plans, together, strict=True):
+            expected = continuation(model, plan.prompt.token_ids, TOKENS).token_ids
+            assert tuple(token.token_id for token in answer.logprobs) == expected
     finally:
         await engine.close()
