@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from services.cli.connection import AdminKeyOption, JsonOption, UrlOption, connect_as_admin
-from services.cli.output import errors, results
+from services.cli.output import errors, results, tables
 
 app = typer.Typer(
     help="Show, load and unload LoRA adapters of a running stack. Needs an administrator's key.", no_args_is_help=True
@@ -23,11 +23,11 @@ def list_adapters(url: UrlOption = None, admin_key: AdminKeyOption = None, as_js
     if as_json:
         print(json.dumps(served))
         return
-    table = Table("adapter", "digest", "loaded from")
+    table = Table("adapter", "digest", "loaded from", box=None, pad_edge=False)
     for adapter in served["data"]:
         table.add_row(adapter["name"], adapter["digest"], adapter["source"] or "the configuration")
     if served["data"]:
-        results.print(table)
+        tables.print(table)
     else:
         results.print("No adapters are served.")
 

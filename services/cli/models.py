@@ -12,7 +12,7 @@ from generator.memory_fit import Fit, memory_fit
 from generator.model_facts import ModelFacts, facts_of_folder
 from generator.models import SHIPPED, ModelStore
 from services.cli.connection import JsonOption
-from services.cli.output import print_json, results
+from services.cli.output import print_json, results, tables
 from services.config import Config, load_config
 
 _GIB = 1 << 30
@@ -63,7 +63,7 @@ def models(
         print_json(ModelList(device.name, device.memory, tuple(listed)))
         return
     table = Table(box=None, pad_edge=False)
-    table.add_column("model", overflow="fold")
+    table.add_column("model", no_wrap=True)
     for column in ("size", "KV a token", "a state", "context"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("reuse", "licence", "here", "fits"):
@@ -81,7 +81,7 @@ def models(
             f"[{_COLOURS[model.fits]}]{model.fits}[/]",
         )
     results.print(f"{device.name}, {device.memory / _GIB:.1f} GiB of memory")
-    results.print(table)
+    tables.print(table)
     results.print("Start one with `ragtree up --model NAME`.")
 
 
