@@ -196,6 +196,10 @@ DTYPE_OF_GPUS = "bfloat16"
 """What the dtype ``auto`` is on a GPU."""
 
 
+ROOM_FOR_ADAPTERS = ("enable_lora", "max_loras", "max_lora_rank")
+"""vLLM's arguments for how many adapters, and of which rank, there is room for."""
+
+
 class GeneratorSettings(BaseModel):
     """Which engine runs which model, with which resources."""
 
@@ -261,3 +265,8 @@ class GeneratorSettings(BaseModel):
     def gpu_memory_utilization(self) -> float:
         """The share of the GPU's memory for the engine."""
         return float(self.engine_args.get("gpu_memory_utilization", 0.9))
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether the engine has room for adapters, now or later."""
+        return bool(self.adapters) or any(self.engine_args.get(name) for name in ROOM_FOR_ADAPTERS)

@@ -10,7 +10,7 @@ from generator.adapters import Adapter
 from generator.engines.vllm_sampling import SEEDED_SAMPLER
 from generator.prompts.layout import SegmentLayout
 from generator.prompts.tokenizer import ModelTokenizer
-from generator.settings import DTYPE_OF_GPUS, GeneratorSettings
+from generator.settings import DTYPE_OF_GPUS, ROOM_FOR_ADAPTERS, GeneratorSettings
 from protocol.errors import ConfigError
 from protocol.generation import StepBudget
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _CONNECTOR = "generator.connector.connector"
 _SCHEMA_BACKEND = "xgrammar"
-_ROOM = ("enable_lora", "max_loras", "max_lora_rank")
-"""vLLM's arguments for how many adapters, and of which rank, there is room for."""
 
 WORKER_EXTENSION = "generator.connector.worker_connector.WorkerExtension"
 """Gives the connector the engine's model, to compose KV with."""
@@ -76,7 +74,7 @@ def engine_arguments(
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
-        **_adapter_arguments(adapters, settings.engine_args),
+        **(_adapter_arguments(adapters, settings.engine_args) if adapters or settings.serves_adapters else {}),
         "structured_outputs_config": _structured_outputs(settings.engine_args.get("structured_outputs_config")),
     }
     if not has_gpu():
@@ -135,7 +133,8 @@ def adapter_places(config: "LoRAConfig") -> int:
     On a CPU, vLLM applies what is in the last place to requests without an adapter that share a step with others. So
     that place stays empty.
     """
-    return config.max_loras - _empty_places()
+    places: int = config.max_loras
+    return places - _empty_places()
 
 
 def _adapter_arguments(adapters: Sequence[Adapter], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,9 +143,7 @@ def _adapter_arguments(adapters: Sequence[Adapter], given: Mapping[str, Any]) ->
     The ``given`` arguments may ask for more room, for adapters that come later. Raises ConfigError for a rank that vLLM
     has no kernels for, and for arguments that change what adapters compute.
     """
-    if not adapters and not any(given.get(name) for name in _ROOM):
-        return {}
-    if refused := sorted(name for name in given if "lora" in name and name not in _ROOM):
+    if refused := sorted(name for name in given if "lora" in name and name not in ROOM_FOR_ADAPTERS):
         raise ConfigError(f"With adapters, RAGTree sets {', '.join(refused)} itself", "generator.engine_args")
     from vllm.config.lora import LoRAConfig, MaxLoRARanks
 

@@ -111,7 +111,7 @@ def described(config: Config, model: ModelFacts) -> str:
         kept += f", {state / (1 << 20):.1f} MiB a state" if state else ", states of unknown size"
     needs = f"{model.weight_bytes(fit.value_bytes) / _GIB:.1f} GiB of weights"
     fits = _FITS[fit.of(model)]
-    serves = "after the same documents, because of the adapters" if config.generator.adapters else _reuse(model)
+    serves = "after the same documents, because of the adapters" if config.generator.serves_adapters else _reuse(model)
     return (
         f"It keeps {model.keeps} ({kept}). A document's KV serves {serves}. With {needs} it {fits} "
         f"{device.name}, {device.memory / _GIB:.1f} GiB"
