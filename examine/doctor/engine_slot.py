@@ -104,9 +104,13 @@ class EngineSlot:
             raise InternalError("no engine is running")
         return self._engine
 
-    async def start_plain(self) -> VllmEngine:
-        """Close what runs, and start vLLM without the connector. Raises ConfigError with vLLM's reason."""
-        return await self._start(self._maker.plain())
+    async def start_plain(self, leave_out: str = "") -> VllmEngine:
+        """Close what runs, and start vLLM without the connector. Raises ConfigError with vLLM's reason.
+
+        One of the configured engine arguments may be left out.
+        """
+        maker = self._maker.without(leave_out) if leave_out else self._maker
+        return await self._start(maker.plain())
 
     async def start_caching(self) -> VllmEngine:
         """Close what runs, and start the stack's engine. Raises ConfigError with the reason."""

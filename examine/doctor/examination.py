@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from cachectl.runtime.composing import GateFolder
+from examine.doctor.checks.drafts import Drafts
 from examine.doctor.checks.engines import CachingEngine, ComposedReuse, HostSize, PlainEngine
 from examine.doctor.checks.exact_answers import ExactAnswers
 from examine.doctor.checks.failing_load import FailingLoad
@@ -100,4 +101,5 @@ def standard_checks(gates: GateFolder) -> list[Check]:
         FirstTokens(),
         Bandwidths(),
         Restart(),
+        Drafts(),
     ]

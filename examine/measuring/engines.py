@@ -66,6 +66,13 @@ async def generate(
     return Generation(first_s * 1000, prefill, text, tuple(chosen), tokens, last.unwritten, last.finish_reason)
 
 
+async def later_token_ms(engine: Generator, plan: PrefillPlan, sampling: Sampling) -> float:
+    """Run a plan to its end; return the milliseconds of a token after the first. Raises what the engine raises."""
+    began = time.perf_counter()
+    answer = await generate(engine, plan, sampling)
+    return ((time.perf_counter() - began) * 1000 - answer.ttft_ms) / max(1, answer.tokens - 1)
+
+
 class EngineMaker:
     """Makes engines of one model with the same flags, each with its own way to keep KV.
 
@@ -76,6 +83,12 @@ class EngineMaker:
     def __init__(self, settings: GeneratorSettings, models: ModelStore, threads: int | None = None) -> None:
         self._settings = settings.model_copy(update={"cpu_threads": threads or len(os.sched_getaffinity(0))})
         self._models = models
+
+    def without(self, argument: str) -> "EngineMaker":
+        """A maker of engines without one of the configured engine arguments."""
+        given = {name: value for name, value in self._settings.engine_args.items() if name != argument}
+        settings = self._settings.model_copy(update={"engine_args": given})
+        return EngineMaker(settings, self._models, settings.cpu_threads)
 
     def kv_settings(self, **kv: Any) -> KvSettings:  # noqa: ANN401
         """How our engines keep KV; ``kv`` overrides the settings. Never in the object store that a stack uses."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,7 +63,9 @@ def left(places: Path) -> list[str]:
 
 @pytest.mark.prove("examine/doctor/", "generator/")
 def test_a_right_engine_passes_and_nothing_is_left(places, model):
-    ran = subprocess.run(COMMAND, env=environment(places, model), capture_output=True, text=True, check=False)
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}
+    options = environment(places, model, RAGTREE_GENERATOR__ENGINE_ARGS=json.dumps(drafts))
+    ran = subprocess.run(COMMAND, env=options, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Exception ignored" not in ran.stderr
     found = json.loads(ran.stdout)
@@ -73,6 +76,12 @@ def test_a_right_engine_passes_and_nothing_is_left(places, model):
     assert "from gpu, host, disk: 0 answers differ" in by_name["exact answers"]["figure"]
     assert "both right" in by_name["shared failing load"]["figure"]
     assert "a truncated file is computed again" in by_name["restart"]["figure"]
+    # A random model quotes nothing, so drafts may cost more than they gain.
+    assert by_name["speculative decoding"]["status"] in ("passed", "warning")
+    assert re.fullmatch(
+        r"a later token takes [\d.]+ ms, [\d.]+ without drafts; \d+% of drafted tokens are accepted",
+        by_name["speculative decoding"]["figure"],
+    )
     assert left(places) == []
 
 
