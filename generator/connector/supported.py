@@ -34,6 +34,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
 _DRAFTS = ("ngram", "ngram_gpu", "suffix")
 """Ways to draft tokens without layers of their own. Rejected tokens are behind the prompt, and so behind all nodes."""
+_DRAFT_MODEL = "draft_model"
+"""A whole model that drafts. Its layers keep KV in the same blocks, which depends on tokens alone, too."""
 _SET_TO_1 = "set it to 1"
 _LEAVE_OUT = "leave it out"
 _OWN_DTYPE = "set kv_cache_dtype to the model's own dtype"
@@ -101,8 +103,9 @@ def check_config(config: "VllmConfig") -> None:
     if config.model_config.is_hybrid:
         _check_states(config)
     drafts = config.speculative_config
-    if drafts is not None and drafts.method not in _DRAFTS:
-        raise _refusal(f"speculative decoding by {drafts.method}", "use the method ngram or suffix, or leave it out")
+    if drafts is not None and drafts.method not in (*_DRAFTS, *((_DRAFT_MODEL,) if SERVES_GROUPS else ())):
+        known = "ngram, suffix or draft_model" if SERVES_GROUPS else "ngram or suffix"
+        raise _refusal(f"speculative decoding by {drafts.method}", f"use the method {known}, or leave it out")
     model = config.model_config
     for trait, is_found in _UNSUPPORTED_MODELS.items():
         if is_found(model):

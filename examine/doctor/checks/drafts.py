@@ -51,9 +51,9 @@ class Drafts:
         if not context.settings.engine_args.get(_OPTION):
             return Outcome.skipped(f"generator.engine_args has no {_OPTION}")
         engine = await context.engine.start_plain()
-        before = await _counts(engine)
+        before = await draft_counts(engine)
         with_ms = await _token_ms(engine, context, "with drafts")
-        drafted, accepted = (after - sooner for after, sooner in zip(await _counts(engine), before, strict=True))
+        drafted, accepted = (after - sooner for after, sooner in zip(await draft_counts(engine), before, strict=True))
         engine = await context.engine.start_plain(leave_out=_OPTION)
         without_ms = await _token_ms(engine, context, "without drafts")
         await context.engine.close()
@@ -70,7 +70,7 @@ async def _token_ms(engine: VllmEngine, context: Context, step: str) -> float:
     return median(took)
 
 
-async def _counts(engine: VllmEngine) -> tuple[float, float]:
+async def draft_counts(engine: VllmEngine) -> tuple[float, float]:
     """How many tokens vLLM has drafted and accepted in this process."""
     counts = {_DRAFTED: 0.0, _ACCEPTED: 0.0}
     for text in (await engine.metrics()).values():

@@ -10,7 +10,7 @@ from packaging.version import Version
 from generator.model_files import digest_of_model
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 KV_SEMANTICS = 1
 """The version of what RAGTree's KV means. Raise it when that changes and nothing else in the fingerprint does.
@@ -33,30 +33,42 @@ def fingerprint(config: "VllmConfig", layout: str) -> str:
     Who computes is ``KV_SEMANTICS`` and the release of vLLM. Versions of torch and of kernels are left out: they round
     in other ways, as other devices do, which changes no token's meaning.
 
+    A draft model's layers keep KV in the same pages, so its weights and its configuration enter, too.
+
     Weights and tokenizer enter as ``digest_of_model`` reads them, which says what it does not notice. RoPE and the
     model's dimensions enter with the model's own configuration. ``prompt_layout`` of the ``kv_connector_extra_config``
     binds the keys of documents, which are hashes of their texts, to token ids. A planner whose keys are hashes of token
     ids needs none.
     """
     model = config.model_config
-    files = _files(model.model, model.revision)
     facts = {
         "semantics": KV_SEMANTICS,
         "vllm": _release(_installed()),
         "layout": layout,
         "prompt_layout": config.kv_transfer_config.kv_connector_extra_config.get("prompt_layout", ""),
-        "dtype": str(model.dtype),
         "cache_dtype": str(config.cache_config.cache_dtype),
-        "quantization": str(model.quantization),
-        "config": _without_location(model.hf_config.to_dict()),
         "ranks": [config.parallel_config.tensor_parallel_size, config.parallel_config.pipeline_parallel_size],
         "load_format": str(config.load_config.load_format),
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
+        **_facts_of(model),
+    }
+    drafts = config.speculative_config
+    if drafts is not None and drafts.method == "draft_model":
+        facts["draft"] = _facts_of(drafts.draft_model_config)
+    return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest(16)
+
+
+def _facts_of(model: "ModelConfig") -> dict[str, Any]:
+    """What decides the KV that a model computes."""
+    files = _files(model.model, model.revision)
+    return {
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "config": _without_location(model.hf_config.to_dict()),
         "name": "" if files is not None else model.model,
         "revision": str(model.revision),
         "files": digest_of_model(files) if files is not None else "",
     }
-    return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest(16)
 
 
 def _installed() -> str:

@@ -53,7 +53,6 @@ _POOL = 12
 _SMALL = {"gpu_share": 0.5, "host_gib": 0.016, "disk_gib": 0.06}
 """Tiers that do not hold all paths of the stream."""
 _ANSWER_TOKENS = 8
-_DECODE_ROUNDS = 20
 _ANSWER = Sampling(_ANSWER_TOKENS, logprobs=True, ignore_eos=True)
 _DECODED = Sampling(48, ignore_eos=True)
 
@@ -182,8 +181,7 @@ class FamiliesBenchmark:
                 progress("times", number, self._prompts + 1)
                 # The first one warms up both engines.
                 path = await timed.ask(f"{_SEED} {number}", counts=number > 0)
-                if number <= _DECODE_ROUNDS:
-                    await timed.decode(path, counts=number > 0)
+                await timed.decode(path, counts=number > 0)
             progress("times", self._prompts + 1, self._prompts + 1)
         paging = memory.paging
         states = sum(group.states for group in paging.groups)
@@ -236,6 +234,7 @@ class _Rounds:
         self.ttft: dict[str, list[float]] = defaultdict(list)
         self.alone: dict[str, list[float]] = defaultdict(list)
         self.beside: dict[str, list[float]] = defaultdict(list)
+        self._sides = ["without", "with"]
         self.mismatches = 0
 
     async def ask(self, key: str, counts: bool) -> KvPath:
@@ -270,8 +269,10 @@ class _Rounds:
 
     async def decode(self, path: KvPath, counts: bool) -> None:
         """Answer a question at length, alone and beside others, with the connector and without."""
-        alone = {side: await self._token_ms(side, [path]) for side in ("without", "with")}
-        beside = {side: await self._token_ms(side, [path] * STREAMS) for side in ("with", "without")}
+        # The first one of a round is a little slower, so that they take turns.
+        self._sides.reverse()
+        alone = {side: await self._token_ms(side, [path]) for side in self._sides}
+        beside = {side: await self._token_ms(side, [path] * STREAMS) for side in self._sides}
         if counts:
             for side, took in alone.items():
                 self.alone[side].append(took)

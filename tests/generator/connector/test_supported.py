@@ -137,11 +137,12 @@ class TestOptions:
         setattr(getattr(config, part), name, value)
         assert f"vLLM's {name}={value}: " in refusal(check_config, config)
 
-    @pytest.mark.parametrize("method", ["eagle", "draft_model", "medusa", "mtp"])
-    def test_draft_models_are_refused(self, configured, method):
+    @pytest.mark.parametrize("method", ["eagle", "medusa", "mtp"])
+    def test_drafts_by_the_models_hidden_states_are_refused(self, configured, method):
         config = configured(speculative_config=NGRAM)
         config.speculative_config.method = method
-        assert f"speculative decoding by {method}: use the method ngram or suffix" in refusal(check_config, config)
+        reason = refusal(check_config, config)
+        assert f"speculative decoding by {method}: use the method ngram, suffix or draft_model, or leave" in reason
 
     def test_diffusion_is_refused(self, configured):
         config = configured()

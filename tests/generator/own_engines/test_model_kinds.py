@@ -24,6 +24,7 @@ from tiny_models import (
     qwen3_next,
 )
 
+from examine.doctor.checks.drafts import draft_counts
 from examine.measuring.engines import Generation, generate
 from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
@@ -88,6 +89,31 @@ async def test_sliding_windows_alone_are_exact_from_every_tier(tmp_path, kind):
                 assert [token.token_id for token in answer.logprobs] == [token.token_id for token in expected.logprobs]
                 logprobs = [token.logprob for token in expected.logprobs]
                 assert [token.logprob for token in answer.logprobs] == pytest.approx(logprobs, abs=1e-3)
+
+
+async def test_what_a_draft_model_keeps_comes_from_every_tier_with_the_rest(tmp_path):
+    """The draft is the model itself: it drafts right tokens as long as its own KV of the documents is right."""
+    folder = make_tiny_model(tmp_path / "model", llama())
+    settings = small_engine(tmp_path)
+    drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
+    settings.engine_args["speculative_config"] = drafts
+    path = kv_path((SYSTEM, FIRST, SECOND))
+    expected = continuation(folder, path.plan("why?", None, None).prompt.token_ids, TOKENS)
+    async with started(settings, folder) as engine:
+        info = await engine.info()
+        assert "layer draft_model.model.layers.0.self_attn.attn cannot be composed" in info.not_composing
+        for tier in (None, GPU, HOST, DISK):
+            drafted, accepted = await draft_counts(engine)
+            for answer in await from_tier(engine, path, tier, info.kv.paging):
+                assert tuple(token.token_id for token in answer.logprobs) == expected.token_ids
+            counts = await draft_counts(engine)
+            assert counts[0] > drafted
+            assert counts[1] - accepted > 0.7 * (counts[0] - drafted)
+    other = llama()
+    other.vocab_size //= 2
+    drafts["model"] = str(make_tiny_model(tmp_path / "other", other))
+    with pytest.raises(ConfigError, match="should have the same vocabulary size"):
+        await VllmEngine(settings, folder).start()
 
 
 @asynccontextmanager

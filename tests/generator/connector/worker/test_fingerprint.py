@@ -33,7 +33,14 @@ def config(folder, dtype="float32", cache_dtype="auto", rope_theta=10000.0, rank
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
         load_config=SimpleNamespace(load_format="auto"),
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"host_gib": 1, **extra}),
+        speculative_config=None,
     )
+
+
+def with_drafts(folder, method, draft):
+    made = config(folder)
+    made.speculative_config = SimpleNamespace(method=method, draft_model_config=config(draft).model_config)
+    return made
 
 
 @pytest.fixture
@@ -50,6 +57,15 @@ def test_the_models_location_does_not_change_the_fingerprint(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "moved")
     (tmp_path / "moved" / "README.md").write_text("the same model")
     assert fingerprint(config(folder), LAYOUT) == fingerprint(config(tmp_path / "moved"), LAYOUT)
+
+
+def test_a_draft_model_keeps_kv_in_the_same_pages(folder, tmp_path):
+    small, other = (shutil.copytree(folder, tmp_path / name) for name in ("small", "other"))
+    (other / "model.safetensors").write_bytes(bytes(range(255, -1, -1)) * 4096)
+    found = [fingerprint(with_drafts(folder, "draft_model", draft), LAYOUT) for draft in (small, other)]
+    assert len({*found, fingerprint(config(folder), LAYOUT)}) == 3
+    # Drafts without layers of their own keep none.
+    assert fingerprint(with_drafts(folder, "ngram", small), LAYOUT) == fingerprint(config(folder), LAYOUT)
 
 
 @pytest.mark.parametrize(
