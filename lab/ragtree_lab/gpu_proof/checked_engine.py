@@ -6,7 +6,7 @@ import json
 from generator.engines.vllm_arguments import engine_arguments
 from generator.engines.vllm_engine import VllmEngine
 from generator.settings import GeneratorSettings, KvSettings
-from protocol.kv import LostCopy, Orders
+from protocol.kv import LostCopy, Orders, Paging
 from protocol.plans import PrefillPlan
 from ragtree_lab.gpu_proof.answers import Answer, ask
 from ragtree_lab.gpu_proof.models import make_model
@@ -25,6 +25,8 @@ class CheckedEngine:
         self._log = task.log
         self._runner: str | None = given.get("runner")
         self.page_tokens: int = given["block_tokens"]
+        self.paging = Paging(self.page_tokens)
+        """As the engine says once it runs."""
         self.disk_folder = task.scratch / "kv"
         self._model = make_model(task.scratch / "model", given["shape"], longest)
         self._settings = GeneratorSettings(
@@ -43,7 +45,7 @@ class CheckedEngine:
                 "load_format": LOAD_FORMAT,
                 "gpu_memory_utilization": 0.8,
                 "block_size": self.page_tokens,
-                "num_gpu_blocks_override": cache_tokens // self.page_tokens,
+                "num_gpu_blocks_override": given.get("cache_times", 1) * cache_tokens // self.page_tokens,
                 "max_num_batched_tokens": step_tokens,
                 "async_scheduling": True,
                 **given["engine_args"],
@@ -59,6 +61,8 @@ class CheckedEngine:
             engine = VllmEngine(self._settings, self._model)
             await engine.start()
             self._started = engine
+            memory = (await engine.info()).kv
+            self.paging = memory.paging if memory is not None else self.paging
         return self._started
 
     async def ask(self, plan: PrefillPlan) -> Answer:

@@ -26,11 +26,11 @@ class AskedEngine(Protocol):
         """Carry out orders; what could not be copied is returned."""
 
 
-def checked_path(name: str, page_tokens: int, documents: tuple[int, ...] = (520, 150), first_page: int = 0) -> KvPath:
+def checked_path(name: str, paging: Paging, documents: tuple[int, ...] = (520, 150), first_page: int = 0) -> KvPath:
     """A system prompt and documents of so many tokens. With the default, none ends with a block."""
     segments = [random_segment("system", 27, SegmentKind.SYSTEM)]
     segments += [random_segment(f"{name} {number}", tokens) for number, tokens in enumerate(documents)]
-    return KvPath(segments, Paging(page_tokens), first_page=first_page)
+    return KvPath(segments, paging, first_page=first_page)
 
 
 async def put(engine: AskedEngine, path: KvPath, tier: Tier) -> None:

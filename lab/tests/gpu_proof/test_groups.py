@@ -18,7 +18,7 @@ PREFILL = PrefillResult(10, 0, 0.0)
 
 def test_a_gpu_runs_both_runners_and_backends_and_the_7b_shape():
     planned = groups(H200, False, LEVELS, "")
-    engines = [group for group in planned if group.level == 2 and group.kind == "engine"]
+    engines = [group for group in planned if group.level == 2 and group.kind == "engine" and group.environment]
     assert {group.environment["VLLM_USE_V2_MODEL_RUNNER"] for group in engines} == {"0", "1"}
     assert {group.settings["engine_args"]["attention_backend"] for group in engines} == {"FLASH_ATTN", "FLASHINFER"}
     composing = [group for group in planned if group.level == 2 and group.kind == "composing"]
@@ -27,6 +27,7 @@ def test_a_gpu_runs_both_runners_and_backends_and_the_7b_shape():
     # A CPU's engine beside it has no memory for more.
     assert {group.settings["shape"] for group in planned if group.kind == "sharing"} == {"small", "1b"}
     assert all(group.settings["block_tokens"] == 16 for group in engines)
+    assert {"gemma3", "qwen3-next", "llama in fp8"} <= {group.settings.get("shape") for group in planned}
 
 
 def test_names_are_unique_on_every_machine():
@@ -39,20 +40,22 @@ def test_a_smaller_gpu_runs_a_smaller_shape():
     assert {group.settings["shape"] for group in groups(BARE, False, {3}, "")} == {"1b"}
 
 
+TOO_OLD = {f"this vLLM lets no connector keep {kind}" for kind in ("states", "windows beside all tokens")}
 NO_CPU_ENGINE = "--cpu-python names no interpreter with vLLM for a CPU"
 
 
 def test_what_is_missing_is_named():
     reasons = {missing(group, H200) for group in groups(H200, False, LEVELS, "")}
-    assert reasons == {"", "FlashInfer is not installed", NO_CPU_ENGINE}
+    assert reasons == {"", "FlashInfer is not installed", NO_CPU_ENGINE, *TOO_OLD}
     assert {missing(group, BARE) for group in groups(BARE, False, {2, 3}, "")} == {"vLLM is not installed"}
     assert [missing(group, BARE) for group in groups(BARE, False, {1}, "")] == [""]
-    whole = msgspec.structs.replace(H200, versions={**H200.versions, "flashinfer-python": "0.6"})
+    newer = {"flashinfer-python": "0.6", "vllm": "0.33.0"}
+    whole = msgspec.structs.replace(H200, versions={**H200.versions, **newer})
     assert {missing(group, whole) for group in groups(whole, False, LEVELS, "", "python3")} == {""}
 
 
 def test_only_some_checks_are_chosen_by_name():
-    (group,) = groups(H200, True, LEVELS, "KV from disk")
+    (group,) = groups(H200, True, LEVELS, "engine: KV from disk")
     assert [check.name for check in group.checks] == ["engine: KV from disk"]
 
 
