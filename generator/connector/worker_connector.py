@@ -239,3 +239,12 @@ class WorkerExtension:
         connector: Any = get_kv_transfer_group()
         answer: tuple[ComposingInfo | None, str] = connector.take_runner(self.model_runner)
         return answer
+
+    def unapplied_adapter_layers(self, number: int) -> list[str]:
+        """The layers of a loaded adapter that vLLM passes over, because the model has none of these names.
+
+        Those of experts are left out: vLLM stacks them under other names.
+        """
+        manager: Any = self.model_runner.lora_manager._adapter_manager
+        layers = manager.get_adapter(number).loras
+        return sorted(layer for layer in layers if layer not in manager.modules and ".experts" not in layer)

@@ -11,7 +11,7 @@ from uuid import uuid4
 import structlog
 
 from generator.adapters import Adapter
-from generator.engines.vllm_arguments import adapter_places
+from generator.engines.vllm_arguments import WORKER_EXTENSION, adapter_places
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import sampling_params
 from protocol.errors import ConfigError, Conflict, EngineDied, EngineNotReady, InvalidRequest, UnknownModel
@@ -164,15 +164,24 @@ class VllmAdapters:
         try:
             if not await asyncio.to_thread(adapter.is_unchanged):
                 raise adapter.refused("its files changed while it was loaded")
+            await self._check_applied(adapter, request.lora_int_id)
             self._requests.offer(adapter.digest, request)
             if await self._probabilities(adapter.digest) == await self._probabilities(""):
-                # vLLM passes over layers that it does not know by these names.
-                raise adapter.refused("it changes nothing: its layers are not those of the model, or it is not trained")
+                raise adapter.refused("it changes nothing: it is not trained")
         except ConfigError:
             self._requests.withdraw(adapter.digest)
             await self._requests.answer(self._llm.remove_lora(request.lora_int_id))
             raise
         return request
+
+    async def _check_applied(self, adapter: Adapter, number: int) -> None:
+        """Raise ConfigError if vLLM passes over a part of an adapter, which it does without a word."""
+        if self._llm.vllm_config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
+            return
+        ranks = await self._requests.answer(self._llm.collective_rpc("unapplied_adapter_layers", args=(number,)))
+        if unapplied := sorted({layer for layers in ranks for layer in layers}):
+            more = f" and {len(unapplied) - 1} more" if len(unapplied) > 1 else ""
+            raise adapter.refused(f"it is for another model: vLLM applies nothing of its layer {unapplied[0]}{more}")
 
     async def _leave(self, digest: str) -> None:
         """Free an adapter's place, unless it is offered again before."""

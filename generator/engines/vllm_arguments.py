@@ -21,7 +21,7 @@ _CONNECTOR = "generator.connector.connector"
 _SCHEMA_BACKEND = "xgrammar"
 
 WORKER_EXTENSION = "generator.connector.worker_connector.WorkerExtension"
-"""Gives the connector the engine's model, to compose KV with."""
+"""Answers questions about the loaded model, and gives it to the connector, to compose KV with."""
 
 _BLOCK_TOKENS = 32
 """The smallest block that the attention kernels of CPUs take: least is lost where documents end inside a block."""
@@ -71,6 +71,7 @@ def engine_arguments(
         # One worker needs no separate process.
         "distributed_executor_backend": "uni" if _ranks(settings) == 1 else "mp",
         "enable_log_requests": False,
+        "worker_extension_cls": WORKER_EXTENSION,
         **_device_arguments(settings.engine_args.get("max_model_len", settings.max_model_len)),
         **(_connector_arguments(settings, instance) if settings.kv.enabled else {}),
         **settings.engine_args,
@@ -121,7 +122,6 @@ def _connector_arguments(settings: GeneratorSettings, instance: str) -> dict[str
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"instance": instance, **kv},
         },
-        "worker_extension_cls": WORKER_EXTENSION,
         # vLLM's default on a GPU is another one, and a page is a block: engines with other blocks could not read it.
         **({"block_size": _BLOCK_TOKENS} if settings.kv.page_layout == "neutral" else {}),
     }

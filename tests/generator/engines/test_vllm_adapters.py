@@ -10,6 +10,7 @@ from tiny_adapters import RANK, make_adapter
 from generator.adapters import read_adapter
 from generator.engines import vllm_adapters
 from generator.engines.vllm_adapters import VllmAdapters
+from generator.engines.vllm_arguments import WORKER_EXTENSION
 from generator.engines.vllm_requests import VllmRequests
 from protocol.errors import ConfigError, Conflict, EngineDied, InvalidRequest, UnknownModel
 
@@ -22,9 +23,10 @@ class LoadingEngine:
 
     def __init__(self, change=lambda: None, refusal=None, errored=False, effect=1.0):
         self.change, self.refusal, self.errored, self.effect = change, refusal, errored, effect
-        self.loaded, self.numbers = {}, []
+        self.loaded, self.numbers, self.unapplied = {}, [], []
         self.vllm_config = SimpleNamespace(
-            parallel_config=None, lora_config=SimpleNamespace(max_loras=PLACES, max_lora_rank=2 * RANK)
+            parallel_config=SimpleNamespace(worker_extension_cls=WORKER_EXTENSION),
+            lora_config=SimpleNamespace(max_loras=PLACES, max_lora_rank=2 * RANK),
         )
         self.answering = asyncio.Event()
         self.answering.set()
@@ -45,6 +47,10 @@ class LoadingEngine:
         self.numbers.append(request.lora_int_id)
         self.change()
         return True
+
+    async def collective_rpc(self, method, args):
+        assert (method, set(args)) == ("unapplied_adapter_layers", {self.numbers[-1]})
+        return [[], self.unapplied]
 
     async def remove_lora(self, number):
         del self.loaded[number]
@@ -108,10 +114,17 @@ async def test_files_that_change_while_they_are_loaded_are_refused(adapter, tiny
         await adapters_in(engine, read_adapter("legal", adapter, tiny_model))[1].start()
 
 
-async def test_an_adapter_that_vllm_applies_nowhere_is_refused(adapter, tiny_model, adapters_in):
-    """vLLM looks for layers by their whole names, which checkpoints and adapters may begin in other ways."""
+async def test_an_adapter_without_effect_is_refused(adapter, tiny_model, adapters_in):
     engine = LoadingEngine(effect=0.0)
     with pytest.raises(ConfigError, match="'legal' cannot be served: it changes nothing"):
+        await adapters_in(engine, read_adapter("legal", adapter, tiny_model))[1].start()
+    assert engine.loaded == {}
+
+
+async def test_an_adapter_that_vllm_applies_in_part_is_refused(adapter, tiny_model, adapters_in):
+    engine = LoadingEngine()
+    engine.unapplied = ["language_model.layers.1.mlp.up_proj", "language_model.layers.0.mlp.up_proj"]
+    with pytest.raises(ConfigError, match=r"applies nothing of its layer language_model\.layers\.0\.\S+ and 1 more"):
         await adapters_in(engine, read_adapter("legal", adapter, tiny_model))[1].start()
     assert engine.loaded == {}
 

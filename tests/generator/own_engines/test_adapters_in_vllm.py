@@ -1,12 +1,14 @@
 """Adapters answer as models with their weights merged would, from every tier, and find no KV of each other."""
 
 import asyncio
+import shutil
 from uuid import uuid4
 
 import pytest
 import stamina
 from engine_settings import small_engine
 from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, held, put
+from safetensors.torch import load_file, save_file
 from tiny_adapters import make_adapter, merged
 from tiny_models import continuation
 
@@ -14,13 +16,24 @@ from examine.measuring.engines import generate
 from examine.measuring.kv_paths import KvPath
 from generator.adapters import read_adapter
 from generator.engines.vllm_engine import VllmEngine
-from protocol.errors import Conflict, UnknownModel
+from protocol.errors import Conflict, InvalidRequest, UnknownModel
 from protocol.generation import Sampling
 from protocol.kv import with_adapter
 
 pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm]
 
 TOKENS = 8
+
+
+def renamed(folder, adapter):
+    """The same adapter, with another name of one layer than the model has."""
+    shutil.copytree(adapter, folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    part = "layers.0.self_attn.q_proj"
+    changed = {name.replace(f"model.{part}", part): tensor for name, tensor in tensors.items()}
+    assert changed.keys() != tensors.keys()
+    save_file(changed, folder / "adapter_model.safetensors")
+    return folder
 
 
 async def test_adapters_are_exact_from_every_tier(tmp_path, tiny_model):
@@ -41,6 +54,9 @@ async def test_adapters_are_exact_from_every_tier(tmp_path, tiny_model):
         assert (info.adapters, info.added) == ({"legal": legal.digest}, {})
         assert info.not_composing == "the engine serves adapters"
         sampling = Sampling(TOKENS, logprobs=True)
+        # vLLM looks for layers by their whole names, and passes over others without a word.
+        with pytest.raises(InvalidRequest, match=r"applies nothing of its layer layers\.0\.self_attn\.q_proj"):
+            await engine.load_adapter("in part", str(renamed(tmp_path / "part", terse.folder)))
         # While others are served.
         meanwhile = KvPath((SYSTEM, FIRST), info.kv.paging, uuid4().hex).plan("why?", None, None)
         answer, digest = await asyncio.gather(
