@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from protocol.errors import EngineDied, EngineFailed, EngineNotReady, RagtreeError, RetrieverNotReady, Unavailable
-from protocol.generation import EngineInfo
+from protocol.generation import EngineInfo, ServedAdapter
 from protocol.parts import Parts
 from protocol.repeating import repeated
 
@@ -28,16 +29,18 @@ class Readiness:
     PARTS = ("controller", "engine", "retriever")
 
     def __init__(self, parts: Parts, interval_s: float, timeout_s: float) -> None:
-        self._generator = parts.generator
+        self._generator, self._controller = parts.generator, parts.controller
         # Each part's question whether it can serve, and the error if it does not answer.
         self._questions: dict[str, tuple[Callable[[], Awaitable[None]], RagtreeError]] = {
-            "controller": (parts.controller.ready, Unavailable("The controller does not answer.")),
+            "controller": (self._ask_controller, Unavailable("The controller does not answer.")),
             "engine": (self._ask_engine, EngineNotReady("The engine does not answer.")),
             "retriever": (parts.retriever.ready, RetrieverNotReady("The retriever does not answer.")),
         }
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
+        # As the controller knows them: an instance that is asked may not serve yet.
+        self._adapters: dict[str, ServedAdapter] = {}
         # A check between two intervals.
         self._extra_check: asyncio.Task[None] | None = None
         self._whole_check: asyncio.Task[None] | None = None
@@ -54,7 +57,7 @@ class Readiness:
         if "engine" in self._missing:
             raise self._missing["engine"]
         assert self._engine is not None
-        return self._engine
+        return replace(self._engine, adapters=self._adapters)
 
     def require_parts(self) -> None:
         """Check that all parts but the engine can serve. Raises RetrieverNotReady or Unavailable."""
@@ -75,6 +78,10 @@ class Readiness:
         """Check the engine at once if a query failed because its engine died."""
         if isinstance(error, (EngineDied, EngineFailed)) and (self._extra_check is None or self._extra_check.done()):
             self._extra_check = asyncio.create_task(self._check("engine"))
+
+    async def ask_adapters(self) -> None:
+        """Ask which adapters are served now. Raises Unavailable."""
+        self._adapters = await self._controller.served_adapters()
 
     async def check(self) -> None:
         """Check all parts now. Anyone who asks meanwhile waits for the same check."""
@@ -115,6 +122,10 @@ class Readiness:
         if self._missing.keys() != self._logged:
             self._logged = set(self._missing)
             log.info("readiness", missing={part: error.message for part, error in self.missing().items()})
+
+    async def _ask_controller(self) -> None:
+        await self._controller.ready()
+        await self.ask_adapters()
 
     async def _ask_engine(self) -> None:
         await self._generator.ready()

@@ -73,10 +73,10 @@ def read_adapter(name: str, folder: Path, model: Path) -> Adapter:
 
     Raises ConfigError if it is not there, damaged, or made for a model with other layers.
     """
-    for file in ADAPTER_FILES:
-        if not (folder / file).is_file():
-            raise _refused(name, f"{folder} has no {file}")
     try:
+        for file in ADAPTER_FILES:
+            if not (folder / file).is_file():
+                raise _refused(name, f"{folder} has no {file}")
         tensors = dict(_tensors(folder / _WEIGHTS))
         described = json.loads((folder / _CONFIGURATION).read_bytes())
         digest = _digest_of(folder)

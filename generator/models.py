@@ -179,8 +179,9 @@ class ModelStore:
                 place = str(Path(place).expanduser())
         if Path(place).is_absolute():
             return Path(place)
-        if not place or Path(place).exists():
-            raise ConfigError(f"The adapter's folder {place!r} is not absolute.", option)
+        with suppress(OSError):  # a name that no file can have
+            if not place or Path(place).exists():
+                raise ConfigError(f"The adapter's folder {place!r} is not absolute.", option)
         return _downloaded(place, "an absolute folder", option, only=ADAPTER_FILES)
 
     def converted(self) -> list[Path]:

@@ -269,4 +269,6 @@ class GeneratorSettings(BaseModel):
     @property
     def serves_adapters(self) -> bool:
         """Whether the engine has room for adapters, now or later."""
-        return bool(self.adapters) or any(self.engine_args.get(name) for name in ROOM_FOR_ADAPTERS)
+        given = self.engine_args
+        room = given.get("enable_lora", any(given.get(name) for name in ROOM_FOR_ADAPTERS))
+        return bool(self.adapters) or bool(room)

@@ -146,6 +146,16 @@ class ComposingInfo(msgspec.Struct, frozen=True):
     branch_tokens: int = 0
 
 
+class ServedAdapter(msgspec.Struct, frozen=True):
+    """An adapter by the ``digest`` of its files.
+
+    ``source`` is the folder or Hugging Face id of one that was added while the engine ran; None for a configured one.
+    """
+
+    digest: str
+    source: str | None = None
+
+
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 """The names that adapters may have."""
 
@@ -155,8 +165,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     ``kv`` is None if no KV is kept outside the engine's own cache; ``not_kept`` says why if it should have been.
     ``step`` is None if prefills are not batched, ``composing`` if its KV cannot be composed, which ``not_composing``
-    explains. All are None before the engine is started. ``adapters`` are served as models, too: their digests by name.
-    Those ``added`` since the start are among them, with the folder or id that each came from.
+    explains. All are None before the engine is started. ``adapters`` are served as models, too, by name.
     """
 
     model: str
@@ -167,8 +176,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     composing: ComposingInfo | None = None
     not_composing: str = ""
     not_kept: str = ""
-    adapters: dict[str, str] = {}
-    added: dict[str, str] = {}
+    adapters: dict[str, ServedAdapter] = {}
 
 
 class PrefillCost(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from protocol.documents import (
     RetrieverStats,
     StoredDocument,
 )
-from protocol.generation import EngineInfo, GenerationStep, Sampling
+from protocol.generation import EngineInfo, GenerationStep, Sampling, ServedAdapter
 from protocol.graph import UNBOUNDED, ContextBudget, GraphRequest, GraphView, Path
 from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
@@ -189,6 +189,9 @@ class Controller(Protocol):
 
         Raises what ``Generator.load_adapter`` raises, and Conflict if the instances find different files.
         """
+
+    async def served_adapters(self) -> dict[str, ServedAdapter]:
+        """Return the adapters that all instances serve, by name; reads only."""
 
     async def unload_adapter(self, name: str) -> None:
         """Have all instances serve an adapter no more. Raises what ``Generator.unload_adapter`` raises."""

@@ -37,7 +37,7 @@ from cachectl.tree.load_or_recompute import TreeCosts
 from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
-from protocol.generation import ComposingInfo, StepBudget
+from protocol.generation import ComposingInfo, ServedAdapter, StepBudget
 from protocol.kv import LostCopy, PeerRead
 from protocol.plans import (
     AdmissionRequest,
@@ -296,12 +296,15 @@ class Controller:
 
     async def load_adapter(self, name: str, source: str) -> str:
         """Have all instances serve an adapter, as ``Adapters.load`` says."""
-        return await self.adapters.load(name, source, self.instances.serving)
+        return await self.adapters.load(name, source, lambda: self.instances.serving)
 
     async def unload_adapter(self, name: str) -> None:
-        """Have all instances serve an adapter no more. Those that could not load it are looked at again."""
-        await self.adapters.unload(name, self.instances.serving)
-        self.instances.refused.clear()
+        """Have all instances serve an adapter no more, as ``Adapters.unload`` says."""
+        await self.adapters.unload(name, lambda: self.instances.serving)
+
+    async def served_adapters(self) -> dict[str, ServedAdapter]:
+        """The adapters that all instances serve."""
+        return self.adapters.served
 
     async def clear(self) -> int:
         """Drop everything. KV that plans use is dropped as they end. Returns the number of nodes removed.

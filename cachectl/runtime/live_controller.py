@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.costs.profiling import load_or_measure
-from cachectl.runtime.adapters import Adapters, added_at, configured
+from cachectl.runtime.adapters import Adapters, added_at, configured_at
 from cachectl.runtime.composing import Gate, GateFolder
 from cachectl.runtime.controller import Controller, Engines
 from cachectl.runtime.executor import EngineExecutor, LiveEngine, LiveInstances
@@ -19,7 +19,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
-from protocol.errors import Conflict, EngineDied, InvalidRequest, RagtreeError
+from protocol.errors import EngineDied, RagtreeError
 from protocol.generation import ComposingInfo, EngineInfo, StepBudget
 from protocol.kv import NO_PEERS, KvMemory, Orders, ResidencyReport
 from protocol.tiers import Tier
@@ -29,6 +29,9 @@ FALLBACK_PROFILE = "a10g-7b"
 
 ANSWER_S = 10.0
 """How long an instance may take to describe itself. One that takes longer is asked again at the next look."""
+
+ALIGN_AGAIN_S = 30.0
+"""After how long an instance that could not load an adapter is asked again: its folder or the hub may be back."""
 
 DESERTED_S = 600.0
 """How long a machine may have no instance, while others have, until its KV is forgotten."""
@@ -72,8 +75,8 @@ class LiveController:
         self._controller: Controller | None = None
         # That of the first instance. Only instances whose KV has the same fingerprint get plans.
         self._memory: KvMemory | None = None
-        # Those of the first instance, too: a plan names the weights that it is for.
-        self._adapters: dict[str, str] = {}
+        # Instances that could not serve all adapters, until when they are left alone, and of which version those were.
+        self._unaligned: dict[str, tuple[float, int]] = {}
         # Locations without an instance, and since when.
         self._deserted: dict[str, float] = {}
         # Instances join one after another, so that none drops what another one has just written.
@@ -104,8 +107,7 @@ class LiveController:
             raise EngineDied("no instance of the generator is running")
         engine = self._instances.at(first)
         info = await engine.info()
-        memory, self._adapters = info.kv, configured(info)
-        added = snapshot.adapters if snapshot.adapters is not None else await added_at(self._instances, ANSWER_S)
+        memory = info.kv
         if memory is None:
             # vLLM's own cache is the only one, and its content is unknown here. The controller only orders the queue.
             controller = self._new(first, DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
@@ -121,8 +123,14 @@ class LiveController:
             self._memory = memory
             kept = self._without_disk(reports, memory)
             controller.instances.add(first, memory.boot, kept, memory.shared, memory.peers)
-        controller.adapters.recall(added)
         self._controller = controller
+        if self._shard.number == 0:
+            added = snapshot.added if snapshot.added is not None else await added_at(self._instances, ANSWER_S)
+            controller.adapters.recall(configured_at(info), added)
+            # It alone serves, so that what it cannot load is dropped.
+            await self._align(first, info)
+        else:
+            controller.adapters.recall(configured_at(info), {})
         await self.follow()
         for location, report in self._disk_reports.values():
             controller.recovery.restore([report], location)
@@ -144,6 +152,7 @@ class LiveController:
             changed = True
         changes = await asyncio.gather(*(self._look(instance) for instance in sorted(running - known.refused)))
         known.refused &= running
+        self._unaligned = {name: since for name, since in self._unaligned.items() if name in running}
         return self._forget_deserted() or changed or any(changes)
 
     async def _look(self, instance: str) -> bool:
@@ -163,36 +172,60 @@ class LiveController:
         info = await engine.info()
         memory = info.kv
         boot = memory.boot if memory is not None else ""
+        adapters = self.controller.adapters
         if known.boots.get(instance) == boot:
-            if self.controller.adapters.differ(info) and not await self._align(instance, info):
-                return True
-            if instance not in known.tiers.retired:
-                return False
-            log.info("an instance takes plans again", instance=instance)
-            known.reinstate(instance)
-            return True
+            return await self._is_back(instance, info)
         own, others = (kv.fingerprint if kv is not None else "" for kv in (memory, self._memory))
-        if own != others or configured(info) != self._adapters:
+        if own != others or configured_at(info) != adapters.configured:
             reason = kv_difference(self._memory, memory) if own != others else "its adapters have other files"
             self._refuse(instance, reason)
             return False
         if not await self._align(instance, info):
             return False
+        version = adapters.version
         async with self._joining:
             if memory is not None:
                 await self._drop_suspected(instance, engine, memory)
             reports = await engine.residency() if memory is not None else ()
+            if adapters.version != version:
+                # Others have changed theirs meanwhile. The next look finds out what is missing.
+                return False
             self._add_or_restart(instance, boot, memory, reports)
         return True
 
-    async def _align(self, instance: str, info: EngineInfo) -> bool:
-        """Have an instance serve the adapters that all serve, or refuse it. Whether it does."""
-        try:
-            await self.controller.adapters.align(instance, info)
-        except (InvalidRequest, Conflict) as error:
-            self._refuse(instance, error.message)
+    async def _is_back(self, instance: str, info: EngineInfo) -> bool:
+        """Let a known instance take plans again if it was retired and can. Whether it does."""
+        known = self.controller.instances
+        if not await self._align(instance, info) or instance not in known.tiers.retired:
             return False
+        log.info("an instance takes plans again", instance=instance)
+        known.reinstate(instance)
         return True
+
+    async def _align(self, instance: str, info: EngineInfo) -> bool:
+        """Have an instance serve the adapters that all serve. Whether it does.
+
+        One that cannot gets no plans, and is asked again after a while. If no other serves them, they are dropped. The
+        first of several shards does this.
+        """
+        known, adapters = self.controller.instances, self.controller.adapters
+        if self._shard.number or not adapters.differ(info):
+            return True
+        until, version = self._unaligned.get(instance, (0.0, 0))
+        if version == adapters.version and self._clock() < until:
+            return False
+        failures = await adapters.align(instance, info)
+        others = known.serving - {instance}
+        for name, error in failures.items():
+            log.error("adapter_not_served", instance=instance, adapter=name, reason=error.message, dropped=not others)
+            if not others:
+                adapters.forget(name)
+        if not failures or not others:
+            return True
+        self._unaligned[instance] = (self._clock() + ALIGN_AGAIN_S, adapters.version)
+        if instance in known.boots and instance not in known.tiers.retired:
+            known.retire(instance)
+        return False
 
     def _refuse(self, instance: str, reason: str) -> None:
         known = self.controller.instances

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from protocol.cache import CachePath, DocumentDeletion, TierStats, TreeNode, TreeView
 from protocol.errors import Unavailable, UnknownNode, UnknownPlan
+from protocol.generation import ServedAdapter
 from protocol.kv import LostCopy, PeerRead
 from protocol.parts import Controller
 from protocol.plans import (
@@ -147,13 +148,16 @@ class ShardedController:
         return sum(await self._everywhere(delete))
 
     async def load_adapter(self, name: str, source: str) -> str:
-        """Have all instances serve an adapter; every shard remembers it. One that is away finds it when it is back."""
-        digests = await self._everywhere(lambda _, part: part.load_adapter(name, source))
-        return digests[0]
+        """Have the first shard see to it that all instances serve an adapter. The others leave that to it."""
+        return await self._at(0).load_adapter(name, source)
 
     async def unload_adapter(self, name: str) -> None:
-        """Have all instances serve an adapter no more."""
-        await self._everywhere(lambda _, part: part.unload_adapter(name))
+        """Have the first shard see to it that no instance serves an adapter any more."""
+        await self._at(0).unload_adapter(name)
+
+    async def served_adapters(self) -> dict[str, ServedAdapter]:
+        """The adapters that all instances serve."""
+        return await self._at(0).served_adapters()
 
     async def clear(self) -> int:
         """Drop everything that no plan uses."""

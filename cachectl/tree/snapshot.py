@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from cachectl.nodes.node import Node
+from protocol.generation import ServedAdapter
 from protocol.retrieval import Revisions, StoreRevision
 
 
@@ -48,8 +49,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     Of earlier deletions, only the highest revisions are known, which are ``forgotten``.
 
-    ``tick`` is the number of the last request. ``places`` are the locations and disks that were known, ``adapters``
-    those that were added while the instances ran: folders or Hugging Face ids by name. None if that is not recorded.
+    ``tick`` is the number of the last request. ``places`` are the locations and disks that were known, ``added``
+    the adapters that came while the instances ran, by name. None if that is not recorded.
     """
 
     tick: int = 0
@@ -57,7 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     deletions: tuple[DeletionRecord, ...] = ()
     places: tuple[str, ...] | None = None
     forgotten: Revisions = ()
-    adapters: dict[str, str] | None = None
+    added: dict[str, ServedAdapter] | None = None
 
 
 EMPTY_SNAPSHOT = Snapshot()

@@ -20,7 +20,8 @@ class ServedModel(NamedTuple):
 
 def served_models(engine: EngineInfo) -> tuple[ServedModel, ...]:
     """All models that an engine serves, its own first."""
-    return (ServedModel(engine.model), *(ServedModel(name, digest) for name, digest in engine.adapters.items()))
+    adapters = (ServedModel(name, adapter.digest) for name, adapter in engine.adapters.items())
+    return (ServedModel(engine.model), *adapters)
 
 
 def served_model(engine: EngineInfo, name: str | None) -> ServedModel:

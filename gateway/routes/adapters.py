@@ -36,7 +36,7 @@ async def load_adapter(name: AdapterName, body: AdapterBody, _administrator: Adm
     """
     gateway.readiness.require_parts()
     digest = await gateway.parts.controller.load_adapter(name, body.source)
-    await gateway.readiness.check()
+    await gateway.readiness.ask_adapters()
     return json_response(Adapter(name=name, digest=digest, source=body.source))
 
 
@@ -50,5 +50,5 @@ async def unload_adapter(name: AdapterName, _administrator: AdminDep, gateway: G
     """
     gateway.readiness.require_parts()
     await gateway.parts.controller.unload_adapter(name)
-    await gateway.readiness.check()
+    await gateway.readiness.ask_adapters()
     return json_response(AdapterUnloaded(name=name))

@@ -22,7 +22,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, engine: EngineInfo) -> "tuple[Adapter, ...]":
         """Those that an engine serves."""
         return tuple(
-            cls(name=name, digest=digest, source=engine.added.get(name)) for name, digest in engine.adapters.items()
+            cls(name=name, digest=adapter.digest, source=adapter.source) for name, adapter in engine.adapters.items()
         )
 
 

@@ -107,6 +107,11 @@ def check_config(config: "VllmConfig") -> None:
         known = "ngram, suffix or draft_model" if SERVES_GROUPS else "ngram or suffix"
         raise _refusal(f"speculative decoding by {drafts.method}", f"use the method {known}, or leave it out")
     model = config.model_config
+    if drafts is not None and drafts.method == _DRAFT_MODEL:
+        shorter = drafts.draft_model_config.max_model_len
+        if shorter < model.max_model_len:
+            # vLLM drafts nothing in steps with a longer request, and documents would be kept without the draft's KV.
+            raise _refusal(f"a draft model for up to {shorter} tokens", f"set max_model_len to at most {shorter}")
     for trait, is_found in _UNSUPPORTED_MODELS.items():
         if is_found(model):
             raise _refusal(f"models with {trait}", _WITHOUT)

@@ -15,7 +15,7 @@ from generator.engines.vllm_arguments import WORKER_EXTENSION, adapter_places
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import sampling_params
 from protocol.errors import ConfigError, Conflict, EngineDied, EngineNotReady, InvalidRequest, UnknownModel
-from protocol.generation import Sampling
+from protocol.generation import Sampling, ServedAdapter
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -36,7 +36,7 @@ _COMPARED = 5
 class VllmAdapters:
     """The adapters of one ``AsyncLLM``, each in a place of its own.
 
-    ``configured`` ones stay. Others are ``added`` and unloaded while the engine runs: their folders or ids by name.
+    ``configured`` ones stay. Others come and go while the engine runs.
     """
 
     def __init__(
@@ -46,21 +46,17 @@ class VllmAdapters:
         self._requests = requests
         self._configured = configured
         self._find = find
-        self._named: dict[str, Adapter] = {}
-        self.added: dict[str, str] = {}
+        self.served: dict[str, ServedAdapter] = {}
         # What takes a place, by digest: two names may stand for the same weights.
         self._loaded: dict[str, LoRARequest] = {}
         # Those among them that no name stands for any more, and that requests still use.
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        # Places of which nobody knows whether vLLM has freed them.
+        self._lost = 0
         # vLLM tells adapters apart by their numbers, and may remember those of former ones.
         self._numbers = count(1)
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """The digests of all adapters, by name."""
-        return {name: adapter.digest for name, adapter in self._named.items()}
 
     async def start(self) -> None:
         """Load the configured adapters.
@@ -69,7 +65,7 @@ class VllmAdapters:
         engine is lost meanwhile.
         """
         for adapter in self._configured:
-            await self._offer(adapter)
+            await self._offer(adapter, None)
 
     def close(self) -> None:
         """End what is under way."""
@@ -90,35 +86,34 @@ class VllmAdapters:
         Raises UnknownModel, and Conflict for a configured one.
         """
         async with self._changing:
-            adapter = self._named.get(name)
+            adapter = self.served.get(name)
             if adapter is None:
                 raise UnknownModel(f"No adapter {name!r} is loaded.", "name")
-            if name not in self.added:
+            if adapter.source is None:
                 raise Conflict(f"The adapter {name!r} is one of generator.adapters: remove it there.", "name")
-            del self._named[name], self.added[name]
-            if adapter.digest not in self.digests.values():
-                self._requests.withdraw(adapter.digest)
-                self._leaving[adapter.digest] = asyncio.create_task(self._leave(adapter.digest))
+            del self.served[name]
+            digest = adapter.digest
+            if all(other.digest != digest for other in self.served.values()):
+                self._requests.withdraw(digest)
+                self._leaving[digest] = asyncio.create_task(self._leave(digest))
         log.info("adapter_unloaded", adapter=name)
 
     async def _load(self, name: str, source: str) -> str:
         try:
             adapter = await asyncio.to_thread(self._find, name, source)
             async with self._changing:
-                known = self._named.get(name)
-                if known is not None and name not in self.added:
+                known = self.served.get(name)
+                if known is not None and known.source is None:
                     raise Conflict(f"The name {name!r} is one of generator.adapters.", "name")
                 if known is not None and known.digest != adapter.digest:
                     raise Conflict(f"The adapter {name!r} is served with other files: unload it first.", "name")
-                if known is None:
-                    await self._offer(adapter)
-                    log.info("adapter_loaded", adapter=name, source=source, digest=adapter.digest)
-                self.added[name] = source
+                await self._offer(adapter, source)
         except ConfigError as error:
             raise InvalidRequest(error.message, "source") from error
+        log.info("adapter_loaded", adapter=name, source=source, digest=adapter.digest)
         return adapter.digest
 
-    async def _offer(self, adapter: Adapter) -> None:
+    async def _offer(self, adapter: Adapter, source: str | None) -> None:
         """Load an adapter unless it is, and let requests use it."""
         digest = adapter.digest
         if (leaving := self._leaving.pop(digest, None)) is not None:
@@ -126,10 +121,10 @@ class VllmAdapters:
         if digest not in self._loaded:
             self._loaded[digest] = await self._placed(adapter)
         self._requests.offer(digest, self._loaded[digest])
-        self._named[adapter.name] = adapter
+        self.served[adapter.name] = ServedAdapter(digest, source)
 
     async def _placed(self, adapter: Adapter) -> "LoRARequest":
-        """Have vLLM load an adapter, and check that it applies it."""
+        """Have vLLM load an adapter, and check that it applies all of it."""
         from vllm.lora.peft_helper import PEFTHelper
         from vllm.lora.request import LoRARequest
 
@@ -137,7 +132,7 @@ class VllmAdapters:
         if lora is None:
             raise Conflict("The engine has no place for adapters; start it with generator.engine_args.max_loras.")
         places = adapter_places(lora)
-        if len(self._loaded) >= places:
+        if len(self._loaded) + self._lost >= places:
             raise Conflict(
                 f"All {places} places for adapters are taken; unload one and wait until its requests have ended, or "
                 "start with more generator.engine_args.max_loras."
@@ -152,6 +147,17 @@ class VllmAdapters:
             raise adapter.refused(f"this release of vLLM knows no {', '.join(sorted(unknown))}")
         request = LoRARequest(adapter.digest, next(self._numbers), str(adapter.folder))
         try:
+            await self._add(adapter, request)
+            await self._check(adapter, request)
+        except BaseException:
+            # vLLM may have given it a place even if it has failed in the middle.
+            self._requests.withdraw(adapter.digest)
+            await self._remove(request)
+            raise
+        return request
+
+    async def _add(self, adapter: Adapter, request: "LoRARequest") -> None:
+        try:
             loaded = await self._requests.answer(self._llm.add_lora(request))
         except (EngineDied, EngineNotReady):
             raise
@@ -161,35 +167,42 @@ class VllmAdapters:
             raise adapter.refused(f"vLLM refuses it ({error})") from error
         if not loaded:
             raise adapter.refused("vLLM does not load it")
-        try:
-            if not await asyncio.to_thread(adapter.is_unchanged):
-                raise adapter.refused("its files changed while it was loaded")
-            await self._check_applied(adapter, request.lora_int_id)
-            self._requests.offer(adapter.digest, request)
-            if await self._probabilities(adapter.digest) == await self._probabilities(""):
-                raise adapter.refused("it changes nothing: it is not trained")
-        except ConfigError:
-            self._requests.withdraw(adapter.digest)
-            await self._requests.answer(self._llm.remove_lora(request.lora_int_id))
-            raise
-        return request
 
-    async def _check_applied(self, adapter: Adapter, number: int) -> None:
-        """Raise ConfigError if vLLM passes over a part of an adapter, which it does without a word."""
-        if self._llm.vllm_config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
-            return
-        ranks = await self._requests.answer(self._llm.collective_rpc("unapplied_adapter_layers", args=(number,)))
-        if unapplied := sorted({layer for layers in ranks for layer in layers}):
-            more = f" and {len(unapplied) - 1} more" if len(unapplied) > 1 else ""
-            raise adapter.refused(f"it is for another model: vLLM applies nothing of its layer {unapplied[0]}{more}")
+    async def _check(self, adapter: Adapter, request: "LoRARequest") -> None:
+        """Raise ConfigError if vLLM applies less of an adapter than all, or something else."""
+        if not await asyncio.to_thread(adapter.is_unchanged):
+            raise adapter.refused("its files changed while it was loaded")
+        if self._llm.vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION:
+            asked = self._llm.collective_rpc("unapplied_adapter_layers", args=(request.lora_int_id,))
+            ranks = await self._requests.answer(asked)
+            # vLLM passes over them without a word.
+            if unapplied := sorted({layer for layers in ranks for layer in layers}):
+                layers = unapplied[0] + (f" and {len(unapplied) - 1} more" if len(unapplied) > 1 else "")
+                raise adapter.refused(f"it is for another model: vLLM applies nothing of its layer {layers}")
+        self._requests.offer(adapter.digest, request)
+        # An engine may be configured to tell nothing of probabilities.
+        with suppress(InvalidRequest):
+            if await self._probabilities(adapter.digest) == await self._probabilities(""):
+                raise adapter.refused("it changes nothing: it is not trained, or for another model")
 
     async def _leave(self, digest: str) -> None:
         """Free an adapter's place, unless it is offered again before."""
-        with suppress(EngineDied, EngineNotReady):
-            await self._requests.unused(digest)
-            async with self._changing:
-                await self._requests.answer(self._llm.remove_lora(self._loaded[digest].lora_int_id))
-                del self._loaded[digest], self._leaving[digest]
+        await self._requests.unused(digest)
+        async with self._changing:
+            del self._leaving[digest]
+            await self._remove(self._loaded.pop(digest))
+
+    async def _remove(self, request: "LoRARequest") -> None:
+        """Have vLLM free an adapter's place. If it fails to, the place counts as taken."""
+        self._lost += 1
+        try:
+            await self._requests.answer(self._llm.remove_lora(request.lora_int_id))
+        except (EngineDied, EngineNotReady):
+            return
+        except Exception:
+            log.exception("adapter_not_removed", digest=request.lora_name)
+            return
+        self._lost -= 1
 
     async def _probabilities(self, adapter: str) -> list[float]:
         """Natural logarithms of the most likely probabilities of the first token after a fixed prompt."""
@@ -203,4 +216,7 @@ class VllmAdapters:
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise EngineNotReady("the engine is closed")
+        return task.result()

@@ -140,8 +140,7 @@ class VllmEngine:
         """The served model and the engine's limits."""
         if self._running is None:
             return self._info
-        adapters = self._running.adapters
-        return msgspec.structs.replace(self._info, adapters=adapters.digests, added=dict(adapters.added))
+        return msgspec.structs.replace(self._info, adapters=self._running.adapters.served)
 
     async def metrics(self) -> dict[str, str]:
         """The metrics that vLLM keeps, by instance. Raises EngineNotReady."""

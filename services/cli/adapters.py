@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from services.cli.connection import AdminKeyOption, JsonOption, UrlOption, connect_as_admin
 from services.cli.output import errors, results, tables
@@ -23,9 +24,9 @@ def list_adapters(url: UrlOption = None, admin_key: AdminKeyOption = None, as_js
     if as_json:
         print(json.dumps(served))
         return
-    table = Table("adapter", "digest", "loaded from", box=None, pad_edge=False)
+    table = Table("adapter", "digest", Column("loaded from", overflow="fold"), box=None, pad_edge=False)
     for adapter in served["data"]:
-        table.add_row(adapter["name"], adapter["digest"], adapter["source"] or "the configuration")
+        table.add_row(adapter["name"], adapter["digest"], escape(adapter["source"] or "the configuration"))
     if served["data"]:
         tables.print(table)
     else:
@@ -43,8 +44,8 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Serve an adapter as a model, on all instances. Needs a free place: generator.engine_args.max_loras."""
-    if Path(source).is_dir():
-        source = str(Path(source).resolve())
+    if source.startswith((".", "~")):
+        source = str(Path(source).expanduser().absolute())
     loaded = connect_as_admin(url, admin_key).load_adapter(name, source)
     if as_json:
         print(json.dumps(loaded))

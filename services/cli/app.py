@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import entry_points
 
 import typer
+from rich.markup import escape
 
 from protocol.errors import RagtreeError
 from protocol.logs import configure_logging
@@ -46,5 +47,5 @@ def main() -> None:
     try:
         app()
     except RagtreeError as error:
-        errors.print(f"[bold red]error:[/] {error}")
+        errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)

@@ -21,7 +21,7 @@ _LINE_EVERY_S = 30.0
 results = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 tables = Console(width=240, highlight=False)
-"""Results that people copy names from: a narrow terminal wraps their lines, and no cell is cut."""
+"""Results that people copy names from: a narrow terminal wraps their lines, so that no cell is cut for it."""
 
 
 def progress_bar(console: Console | None = None) -> Progress:

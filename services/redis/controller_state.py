@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from cachectl.settings import MOST_SHARDS
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tree.snapshot import DeletionRecord, NodeRecord, NoStore, Snapshot, SnapshotStore
+from protocol.generation import ServedAdapter
 from protocol.retrieval import Revisions
 from services.redis.link import RedisAway, RedisLink, RedisMetrics, RedisSettings
 
@@ -30,7 +32,7 @@ class _Rest(msgspec.Struct, frozen=True):
     places: tuple[str, ...] | None = None
     shards: int = 1
     forgotten: Revisions = ()
-    adapters: dict[str, str] | None = None
+    added: dict[str, ServedAdapter] | None = None
 
 
 class RedisControllerState:
@@ -68,8 +70,8 @@ class RedisControllerState:
             known = msgspec.msgpack.decode(others, type=_Rest)
             if known.shards != self._shard.count:
                 log.warning("the number of controllers has changed, and all KV is dropped", before=known.shards)
-                return _NOTHING_KNOWN
-            return Snapshot(known.tick, nodes, known.deletions, known.places, known.forgotten, known.adapters)
+                return replace(_NOTHING_KNOWN, added=known.added)
+            return Snapshot(known.tick, nodes, known.deletions, known.places, known.forgotten, known.added)
         except RedisAway:
             log.warning("the previous controller's state is not available: Redis is down")
         except msgspec.MsgspecError as error:
@@ -92,7 +94,7 @@ class RedisControllerState:
                 # Redis has no empty hashes, so there is nothing to rename for an empty snapshot.
                 swap = self._link.client.rename(self._anew, self._nodes) if now.nodes else None
                 await self._link.call(_STORE, lambda: swap or self._link.client.delete(self._nodes))
-            rest = _Rest(now.tick, now.deletions, now.places, self._shard.count, now.forgotten, now.adapters)
+            rest = _Rest(now.tick, now.deletions, now.places, self._shard.count, now.forgotten, now.added)
             others = msgspec.msgpack.encode(rest)
             await self._link.call(_STORE, lambda: self._link.client.set(self._others, others))
         except RedisAway:

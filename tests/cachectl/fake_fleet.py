@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from protocol.errors import Conflict, UnknownModel
-from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult
+from protocol.generation import EngineInfo, GenerationStep, PrefillCost, PrefillResult, ServedAdapter
 from protocol.kv import HeldNode, KvMemory, LostCopy, Orders, Pages, ResidencyReport
 from protocol.tiers import Tier
 
@@ -21,7 +21,9 @@ class Engine:
         self.adapters: dict[str, str] = {}
         # Those that it loads: what it finds in each place, or the error that it raises.
         self.found: dict[str, str | Exception] = {}
-        self.added: dict[str, str] = {}
+        self.added: dict[str, ServedAdapter] = {}
+        self.loading = asyncio.Event()
+        self.loading.set()
         self.reports: tuple[ResidencyReport, ...] = ()
         self.hangs = False
         self.generates_kv = False
@@ -35,20 +37,19 @@ class Engine:
             await asyncio.Event().wait()
         if self.fails is not None:
             raise self.fails
-        loaded = {name: str(self.found[source]) for name, source in self.added.items()}
-        return EngineInfo(
-            "model", "fake", 100_000, self.memory, adapters=self.adapters | loaded, added=dict(self.added)
-        )
+        served = {name: ServedAdapter(digest) for name, digest in self.adapters.items()}
+        return EngineInfo("model", "fake", 100_000, self.memory, adapters=served | self.added)
 
     async def load_adapter(self, name: str, source: str) -> str:
+        await self.loading.wait()
         if self.fails is not None:
             raise self.fails
         found = self.found[source]
         if isinstance(found, Exception):
             raise found
-        if name in self.adapters:
-            raise Conflict(f"{name} is configured")
-        self.added[name] = source
+        if name in self.adapters or self.added.get(name, ServedAdapter(found)).digest != found:
+            raise Conflict(f"{name} is configured, or served with other files")
+        self.added[name] = ServedAdapter(found, source)
         return found
 
     async def unload_adapter(self, name: str) -> None:

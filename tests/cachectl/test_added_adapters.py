@@ -1,15 +1,22 @@
 """Adapters that are loaded while instances run: all serve the same ones, also those that come, restart or missed it."""
 
+import asyncio
+
 import pytest
+from controller_under_test import Clock
 from fake_fleet import Engine, Fleet
 
-from cachectl.runtime.live_controller import LiveController
+from cachectl.runtime.live_controller import ALIGN_AGAIN_S, LiveController
 from cachectl.settings import ControllerSettings
+from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.sharding.sharded_controller import ShardedController
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
 from protocol.errors import Conflict, EngineDied, EngineNotReady, InvalidRequest, UnknownModel
+from protocol.generation import ServedAdapter
 
 FOUND = {"/legal": "0a", "/terse": "0b"}
+LEGAL = {"legal": ServedAdapter("0a", "/legal")}
+GONE = InvalidRequest("no such folder", "source")
 
 
 def engine(boot, **found):
@@ -24,10 +31,16 @@ def fleet():
 
 
 @pytest.fixture
-def start(tmp_path, fleet):
-    async def start(snapshot=EMPTY_SNAPSHOT) -> LiveController:
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def start(tmp_path, fleet, clock):
+    async def start(snapshot=EMPTY_SNAPSHOT, shard=0, shards=1) -> LiveController:
         settings = ControllerSettings(policy="LRU", prepare_after_s=None)
-        live = LiveController(settings, fleet, tmp_path, lambda: 0.0, lambda: 0.0)
+        of = ControllerShard(shard, shards)
+        live = LiveController(settings, fleet, tmp_path, clock, lambda: 0.0, shard=of)
         await live.start(lambda done, total: None, snapshot)
         return live
 
@@ -41,19 +54,20 @@ def added(fleet):
 async def test_all_instances_serve_one_or_none(fleet, start):
     live = await start()
     assert await live.controller.load_adapter("legal", "/legal") == "0a"
-    assert added(fleet) == [{"legal": "/legal"}] * 2
-    fleet.engines["b"].found["/terse"] = InvalidRequest("b has no such folder", "source")
-    with pytest.raises(InvalidRequest, match="b has no such folder"):
+    assert added(fleet) == [LEGAL] * 2
+    assert await live.controller.served_adapters() == LEGAL
+    fleet.engines["b"].found["/terse"] = GONE
+    with pytest.raises(InvalidRequest, match="no such folder"):
         await live.controller.load_adapter("terse", "/terse")
     fleet.engines["b"].found["/terse"] = "other files"
     with pytest.raises(Conflict, match="find different files of 'terse' in /terse"):
         await live.controller.load_adapter("terse", "/terse")
-    assert added(fleet) == [{"legal": "/legal"}] * 2
+    assert added(fleet) == [LEGAL] * 2
     # One that is served stays served if it cannot be loaded again.
     fleet.engines["b"].fails = EngineDied("b is gone")
     with pytest.raises(EngineDied):
         await live.controller.load_adapter("legal", "/legal")
-    assert added(fleet) == [{"legal": "/legal"}] * 2
+    assert added(fleet) == [LEGAL] * 2
 
 
 async def test_unloading_names_what_is_unknown_or_configured(fleet, start):
@@ -63,9 +77,10 @@ async def test_unloading_names_what_is_unknown_or_configured(fleet, start):
     with pytest.raises(UnknownModel):
         await live.controller.unload_adapter("legal")
     for change in (live.controller.unload_adapter("stays"), live.controller.load_adapter("stays", "/legal")):
-        with pytest.raises(Conflict, match="configured"):
+        with pytest.raises(Conflict, match=r"one of generator\.adapters"):
             await change
     await live.controller.load_adapter("legal", "/legal")
+    assert await live.controller.served_adapters() == {"stays": ServedAdapter("0c")} | LEGAL
     await live.controller.unload_adapter("legal")
     assert added(fleet) == [{}, {}]
     with pytest.raises(UnknownModel):
@@ -77,21 +92,81 @@ async def test_an_instance_that_joins_or_restarts_has_them_before_its_first_plan
     await live.controller.load_adapter("legal", "/legal")
     fleet.engines["c"] = engine("boot-c")
     fleet.engines["a"].restarts()
-    assert added(fleet) == [{}, {"legal": "/legal"}, {}]
+    assert added(fleet) == [{}, LEGAL, {}]
     assert await live.follow() is True
-    assert added(fleet) == [{"legal": "/legal"}] * 3
+    assert added(fleet) == [LEGAL] * 3
     assert set(live.controller.instances.boots) == {"a", "b", "c"}
 
 
-async def test_an_instance_that_cannot_load_one_gets_no_plans_until_that_is_unloaded(fleet, start):
+async def test_one_that_joins_in_the_middle_of_a_load_has_it_too(fleet, start):
+    live = await start()
+    fleet.engines["a"].loading.clear()
+    loading = asyncio.create_task(live.controller.load_adapter("legal", "/legal"))
+    await asyncio.sleep(0)
+    fleet.engines["c"] = engine("boot-c")
+    assert await live.follow() is True
+    # Meanwhile, nobody takes away what others have loaded already.
+    assert added(fleet) == [{}, LEGAL, {}]
+    with pytest.raises(Conflict, match="being loaded or unloaded"):
+        await live.controller.unload_adapter("legal")
+    fleet.engines["a"].loading.set()
+    assert await loading == "0a"
+    assert added(fleet) == [LEGAL] * 3
+
+
+async def test_a_load_does_not_wait_for_an_instance_that_is_gone(fleet, start):
+    live = await start()
+    gone = fleet.engines["b"]
+    gone.loading.clear()
+    loading = asyncio.create_task(live.controller.load_adapter("legal", "/legal"))
+    await asyncio.sleep(0)
+    del fleet.engines["b"]
+    await live.follow()
+    gone.fails = EngineDied("b is gone")
+    gone.loading.set()
+    assert await loading == "0a"
+    assert added(fleet) == [LEGAL]
+
+
+@pytest.mark.parametrize("found", [GONE, Conflict("all places are taken"), "other files"])
+async def test_an_instance_that_cannot_load_one_gets_no_plans_until_it_can(fleet, start, clock, found):
     live = await start()
     await live.controller.load_adapter("legal", "/legal")
-    fleet.engines["c"] = engine("boot-c", **{"/legal": InvalidRequest("c has no such folder", "source")})
+    late = fleet.engines["c"] = engine("boot-c", **{"/legal": found})
+    for _ in range(3):
+        assert await live.follow() is False
+        assert late.added == {}
+    assert set(live.controller.instances.boots) == {"a", "b"}
+    late.found["/legal"] = "0a"
     assert await live.follow() is False
-    assert live.controller.instances.refused == {"c"}
+    clock.now += ALIGN_AGAIN_S
+    assert await live.follow() is True
+    assert set(live.controller.instances.boots) == {"a", "b", "c"}
+    assert late.added == LEGAL
+
+
+async def test_it_is_asked_at_once_when_the_adapter_is_unloaded(fleet, start):
+    live = await start()
+    await live.controller.load_adapter("legal", "/legal")
+    fleet.engines["c"] = engine("boot-c", **{"/legal": GONE})
+    assert await live.follow() is False
     await live.controller.unload_adapter("legal")
     assert await live.follow() is True
     assert set(live.controller.instances.boots) == {"a", "b", "c"}
+
+
+async def test_what_nobody_can_load_is_served_no_more(fleet, start):
+    """The only instance restarts, and finds other files than before."""
+    del fleet.engines["b"]
+    live = await start()
+    await live.controller.load_adapter("legal", "/legal")
+    only = fleet.engines["a"]
+    only.restarts()
+    only.found["/legal"] = "other files"
+    assert await live.follow() is True
+    assert await live.controller.served_adapters() == {}
+    assert only.added == {}
+    assert (set(live.controller.instances.boots), live.controller.instances.refused) == ({"a"}, set())
 
 
 async def test_an_instance_that_missed_a_change_is_told_at_the_next_look(fleet, start):
@@ -100,22 +175,17 @@ async def test_an_instance_that_missed_a_change_is_told_at_the_next_look(fleet, 
     missed = fleet.engines["b"]
     missed.fails = EngineDied("b does not answer")
     await live.controller.unload_adapter("legal")
-    assert added(fleet) == [{}, {"legal": "/legal"}]
+    assert added(fleet) == [{}, LEGAL]
     missed.fails = None
     await live.follow()
     assert added(fleet) == [{}, {}]
-    # The same name, from another place.
-    missed.added = {"legal": "/terse"}
-    await live.controller.load_adapter("legal", "/legal")
-    await live.follow()
-    assert added(fleet) == [{"legal": "/legal"}] * 2
 
 
 async def test_a_new_controller_takes_over_what_instances_serve(fleet, start):
-    fleet.engines["b"].added = {"legal": "/legal"}
+    fleet.engines["b"].added = dict(LEGAL)
     live = await start()
     await live.follow()
-    assert added(fleet) == [{"legal": "/legal"}] * 2
+    assert added(fleet) == [LEGAL] * 2
     await live.controller.unload_adapter("legal")
     assert added(fleet) == [{}, {}]
 
@@ -124,14 +194,28 @@ async def test_the_snapshot_of_a_former_controller_decides(fleet, start):
     former = await start()
     await former.controller.load_adapter("legal", "/legal")
     snapshot = await former.controller.recovery.snapshot()
-    assert snapshot.adapters == {"legal": "/legal"}
+    assert snapshot.added == LEGAL
     # The whole stack restarts.
     fleet.engines = {"a": engine("boot-c"), "b": engine("boot-d")}
     live = await start(snapshot)
     await live.follow()
-    assert added(fleet) == [{"legal": "/legal"}] * 2
-    await start(Snapshot(adapters={}))
+    assert added(fleet) == [LEGAL] * 2
+    live = await start(Snapshot(added={}))
+    await live.follow()
     assert added(fleet) == [{}, {}]
+
+
+async def test_what_a_restarted_stack_cannot_serve_does_not_keep_it_from_starting(fleet, start):
+    """Its folder is gone, or it is one of the configuration now."""
+    snapshot = Snapshot(added={"gone": ServedAdapter("0d", "/gone"), "stays": ServedAdapter("0c", "/stays")} | LEGAL)
+    for one in fleet.engines.values():
+        one.adapters = {"stays": "0c"}
+        one.found["/gone"] = GONE
+    live = await start(snapshot)
+    await live.follow()
+    assert set(live.controller.instances.boots) == {"a", "b"}
+    assert await live.controller.served_adapters() == {"stays": ServedAdapter("0c")} | LEGAL
+    assert added(fleet) == [LEGAL] * 2
 
 
 async def test_without_instances_nothing_is_loaded(fleet, start):
@@ -144,14 +228,21 @@ async def test_without_instances_nothing_is_loaded(fleet, start):
         await live.controller.unload_adapter("legal")
 
 
-async def test_shards_remember_the_same_ones(fleet, start):
-    shards = [await start(), await start()]
+async def test_the_first_of_several_shards_decides(fleet, start):
+    shards = [await start(shard=number, shards=2) for number in range(2)]
     sharded = ShardedController([live.controller for live in shards])
     assert await sharded.load_adapter("legal", "/legal") == "0a"
-    for live in shards:
+    fleet.engines["c"] = engine("boot-c")
+    for live in reversed(shards):
         await live.follow()
-    assert added(fleet) == [{"legal": "/legal"}] * 2
+    assert added(fleet) == [LEGAL] * 3
+    assert await sharded.served_adapters() == LEGAL
+    # Another shard starts anew, whatever is served.
+    other = await start(shard=1, shards=2)
+    await other.follow()
+    assert added(fleet) == [LEGAL] * 3
+    assert set(other.controller.instances.boots) == {"a", "b", "c"}
     await sharded.unload_adapter("legal")
-    for live in shards:
+    for live in (shards[0], other):
         await live.follow()
-    assert added(fleet) == [{}, {}]
+    assert added(fleet) == [{}, {}, {}]

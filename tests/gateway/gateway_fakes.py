@@ -40,7 +40,7 @@ from protocol.errors import (
     UnsupportedMediaType,
 )
 from protocol.filters import Comparison
-from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
+from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, ServedAdapter, TokenLogprob
 from protocol.graph import GraphMode, GraphRequest, GraphState, GraphView, Subgraph
 from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
@@ -361,6 +361,7 @@ class FakeController:
         self.deletions: list[DocumentDeletion] = []
         self.tiers: tuple[TierStats, ...] = (TierStats(Tier.GPU, "engine-0", 1000, 250, 50, 3, 7, "gpu@engine-0"),)
         self.waiting = 0
+        self.adapters: dict[str, ServedAdapter] = {}
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
         await self.phases.enter("confirm" if final else "on_candidates")
@@ -445,6 +446,9 @@ class FakeController:
         self.deletions.append(deletion)
         return len(deletion.contents)
 
+    async def served_adapters(self) -> dict[str, ServedAdapter]:
+        return self.adapters
+
     async def clear(self) -> int:
         return len(self.nodes)
 
@@ -484,8 +488,6 @@ class FakeGenerator:
         self.lost: tuple[LostCopy, ...] = ()
         self.unwritten: tuple[LostCopy, ...] | None = None
         self.kv: KvMemory | None = None
-        self.adapters: dict[str, str] = {}
-        self.added: dict[str, str] = {}
         self.counted: dict[str, str] = {}
         self.samplings: list[Sampling] = []
         self.checked: list[Sampling] = []
@@ -565,7 +567,7 @@ class FakeGenerator:
         return ()
 
     async def info(self) -> EngineInfo:
-        return EngineInfo(MODEL, "fake", 100, self.kv, adapters=self.adapters, added=self.added)
+        return EngineInfo(MODEL, "fake", 100, self.kv)
 
     async def metrics(self) -> dict[str, str]:
         await self.phases.enter("engine_metrics")

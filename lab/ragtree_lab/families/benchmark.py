@@ -176,7 +176,7 @@ class FamiliesBenchmark:
             memory = (await caching.info()).kv
             if memory is None:
                 raise InternalError("the engine keeps no KV, so there is nothing to measure")
-            timed = _Rounds(plain, caching, memory, list((await caching.info()).adapters.values()))
+            timed = _Rounds(plain, caching, memory, [one.digest for one in (await caching.info()).adapters.values()])
             for number in range(self._prompts + 1):
                 progress("times", number, self._prompts + 1)
                 # The first one warms up both engines.

@@ -7,6 +7,7 @@ from gateway_fakes import MODEL
 from gateway.limits.auth import namespace_of
 from gateway.settings import ApiKey
 from protocol.errors import Conflict, InvalidRequest
+from protocol.generation import ServedAdapter
 from protocol.kv import with_adapter
 
 LEGAL, TERSE, BRIEF = "0a" * 16, "0b" * 16, "0c" * 16
@@ -14,7 +15,7 @@ LEGAL, TERSE, BRIEF = "0a" * 16, "0b" * 16, "0c" * 16
 
 @pytest.fixture(autouse=True)
 def adapters(stack):
-    stack.generator.adapters = {"legal": LEGAL, "acme/terse": TERSE}
+    stack.controller.adapters = {"legal": ServedAdapter(LEGAL), "acme/terse": ServedAdapter(TERSE)}
 
 
 @pytest.fixture
@@ -58,25 +59,24 @@ async def test_other_names_are_refused_with_those_that_there_are(served, path, f
 class Loading:
     """What the controller does with adapters: it finds some, and has the engine serve them."""
 
-    def __init__(self, generator):
-        self.generator = generator
+    def __init__(self, controller):
+        self.controller = controller
 
     async def load(self, name, source):
         if source != "/adapters/brief":
             raise InvalidRequest(f"The adapter {name!r} cannot be served: {source} has no files.", "source")
-        self.generator.adapters |= {name: BRIEF}
-        self.generator.added |= {name: source}
+        self.controller.adapters[name] = ServedAdapter(BRIEF, source)
         return BRIEF
 
     async def unload(self, name):
-        if name not in self.generator.added:
+        if self.controller.adapters[name].source is None:
             raise Conflict(f"The adapter {name!r} is one of generator.adapters: remove it there.", "name")
-        del self.generator.adapters[name], self.generator.added[name]
+        del self.controller.adapters[name]
 
 
 @pytest.fixture
 def loading(stack):
-    loading = Loading(stack.generator)
+    loading = Loading(stack.controller)
     stack.controller.load_adapter, stack.controller.unload_adapter = loading.load, loading.unload
 
 
@@ -125,4 +125,4 @@ async def test_only_administrators_do(in_process):
                 headers = {"Authorization": f"Bearer {key}"}
                 answer = await served.client.request(method, f"/v1/admin/adapters{path}", headers=headers, **asked)
                 assert answer.status_code == status
-    assert served.stack.generator.added == {}
+    assert set(served.stack.controller.adapters) == {"legal", "acme/terse"}

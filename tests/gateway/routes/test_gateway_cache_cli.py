@@ -18,6 +18,7 @@ from gateway.background import idle
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
+from protocol.generation import ServedAdapter
 from protocol.kv import KvMemory
 from services.cli import cache, connection
 from services.cli.app import app as ragtree
@@ -276,21 +277,20 @@ def test_adapters_are_shown_loaded_and_unloaded(run: Run, stack: Stack, tmp_path
 
     async def load(name: str, source: str) -> str:
         asked.append((name, source))
-        stack.generator.adapters[name], stack.generator.added[name] = "0a", source
+        stack.controller.adapters[name] = ServedAdapter("0a", source)
         return "0a"
 
     async def unload(name: str) -> None:
-        del stack.generator.adapters[name], stack.generator.added[name]
+        del stack.controller.adapters[name]
 
     stack.controller.load_adapter, stack.controller.unload_adapter = load, unload  # type: ignore[attr-defined]
     assert "No adapters are served." in done(run("adapters", "list")).output
-    # A folder that is here is sent whole, anything else as it is.
-    (tmp_path / "brief").mkdir()
-    assert "acme/brief is served." in done(run("adapters", "load", "acme/brief", "brief")).output
+    # A folder is sent whole, and what may be an id as it is.
+    assert "acme/brief is served." in done(run("adapters", "load", "acme/brief", "./[brief]")).output
     assert json.loads(done(run("adapters", "load", "terse", "acme/terse", "--json")).stdout)["digest"] == "0a"
-    assert asked == [("acme/brief", str(tmp_path / "brief")), ("terse", "acme/terse")]
+    assert asked == [("acme/brief", str(tmp_path / "[brief]")), ("terse", "acme/terse")]
     listed = done(run("adapters", "list")).output
-    assert "acme/brief" in listed
+    assert str(tmp_path / "[brief]") in listed
     assert "acme/terse" in listed
     assert "terse is unloaded." in done(run("adapters", "unload", "terse")).output
     assert [one["name"] for one in json.loads(done(run("adapters", "list", "--json")).stdout)["data"]] == ["acme/brief"]

@@ -12,7 +12,8 @@ from generator.engines import vllm_adapters
 from generator.engines.vllm_adapters import VllmAdapters
 from generator.engines.vllm_arguments import WORKER_EXTENSION
 from generator.engines.vllm_requests import VllmRequests
-from protocol.errors import ConfigError, Conflict, EngineDied, InvalidRequest, UnknownModel
+from protocol.errors import ConfigError, Conflict, EngineDied, EngineNotReady, InvalidRequest, UnknownModel
+from protocol.generation import ServedAdapter
 
 PLACES = 2
 PARAMETERS = SimpleNamespace(seed=None, structured_outputs=None)
@@ -24,6 +25,7 @@ class LoadingEngine:
     def __init__(self, change=lambda: None, refusal=None, errored=False, effect=1.0):
         self.change, self.refusal, self.errored, self.effect = change, refusal, errored, effect
         self.loaded, self.numbers, self.unapplied = {}, [], []
+        self.keeps = False
         self.vllm_config = SimpleNamespace(
             parallel_config=SimpleNamespace(worker_extension_cls=WORKER_EXTENSION),
             lora_config=SimpleNamespace(max_loras=PLACES, max_lora_rank=2 * RANK),
@@ -40,11 +42,12 @@ class LoadingEngine:
         if self.errored:
             # vLLM never answers for a dead engine.
             await asyncio.Event().wait()
-        if self.refusal is not None:
-            raise self.refusal
         assert len(self.loaded) < PLACES, "vLLM would drop another one"
+        # vLLM gives it a place before it looks at the sizes of its layers.
         self.loaded[request.lora_int_id] = (request.lora_name, request.lora_path)
         self.numbers.append(request.lora_int_id)
+        if self.refusal is not None:
+            raise self.refusal
         self.change()
         return True
 
@@ -53,8 +56,9 @@ class LoadingEngine:
         return [[], self.unapplied]
 
     async def remove_lora(self, number):
-        del self.loaded[number]
-        return True
+        if self.keeps:
+            raise RuntimeError("vLLM fails")
+        return self.loaded.pop(number, None) is not None
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +108,7 @@ async def test_loading_gives_each_digest_a_number(adapter, tiny_model, adapters_
     _, adapters = adapters_in(engine, *twice)
     await adapters.start()
     assert engine.loaded == {1: (twice[0].digest, str(adapter))}
-    assert adapters.digests == {"legal": twice[0].digest, "the same": twice[0].digest}
-    assert adapters.added == {}
+    assert adapters.served == {name: ServedAdapter(twice[0].digest) for name in ("legal", "the same")}
 
 
 async def test_files_that_change_while_they_are_loaded_are_refused(adapter, tiny_model, adapters_in):
@@ -133,6 +136,30 @@ async def test_what_vllm_refuses_is_refused_by_name(adapter, tiny_model, adapter
     engine = LoadingEngine(refusal=ValueError("no DoRA"))
     with pytest.raises(ConfigError, match=r"'legal' cannot be served: vLLM refuses it \(no DoRA\)"):
         await adapters_in(engine, read_adapter("legal", adapter, tiny_model))[1].start()
+    assert engine.loaded == {}
+
+
+async def test_a_place_that_vllm_does_not_free_is_given_to_nobody(folders, adapters_in):
+    engine = LoadingEngine()
+    _, adapters = adapters_in(engine)
+    await adapters.load("a", folders[0])
+    engine.keeps = True
+    await adapters.unload("a")
+    await settled(lambda: not adapters._loaded)
+    await adapters.load("b", folders[1])
+    with pytest.raises(Conflict, match="All 2 places"):
+        await adapters.load("a", folders[0])
+
+
+async def test_an_engine_that_is_closed_says_so(folders, adapters_in):
+    engine = LoadingEngine()
+    _, adapters = adapters_in(engine)
+    engine.answering.clear()
+    asked = asyncio.create_task(adapters.load("legal", folders[0]))
+    await settled(lambda: engine.loaded)
+    adapters.close()
+    with pytest.raises(EngineNotReady):
+        await asked
 
 
 async def test_an_engine_that_dies_while_it_loads_one_ends_the_start(adapter, tiny_model, adapters_in):
@@ -150,14 +177,14 @@ async def test_one_that_comes_later_is_offered_under_its_name(folders, adapters_
     engine = LoadingEngine()
     requests, adapters = adapters_in(engine)
     digest = await adapters.load("legal", folders[0])
-    assert (adapters.digests, adapters.added) == ({"legal": digest}, {"legal": folders[0]})
+    assert adapters.served == {"legal": ServedAdapter(digest, folders[0])}
     assert await answer(requests, digest)
     # Asked again, it is there.
     assert await adapters.load("legal", folders[0]) == digest
     assert engine.numbers == [1]
     with pytest.raises(Conflict, match="served with other files: unload it first"):
         await adapters.load("legal", folders[1])
-    assert adapters.added == {"legal": folders[0]}
+    assert adapters.served == {"legal": ServedAdapter(digest, folders[0])}
 
 
 async def test_one_that_is_unloaded_serves_what_has_begun_and_nothing_else(folders, adapters_in):
@@ -168,7 +195,7 @@ async def test_one_that_is_unloaded_serves_what_has_begun_and_nothing_else(folde
     begun = asyncio.create_task(answer(requests, digest))
     await settled(lambda: "q" in requests._running)
     await adapters.unload("legal")
-    assert (adapters.digests, adapters.added) == ({}, {})
+    assert adapters.served == {}
     with pytest.raises(UnknownModel):
         await answer(requests, digest, "later")
     assert set(engine.loaded) == {1}
@@ -236,7 +263,7 @@ async def test_what_cannot_be_served_takes_no_place(tmp_path, folders, tiny_mode
     engine.effect = 0.0
     with pytest.raises(InvalidRequest, match="it changes nothing"):
         await adapters.load("legal", folders[0])
-    assert (adapters.digests, adapters.added, engine.loaded) == ({}, {}, {})
+    assert (adapters.served, engine.loaded) == ({}, {})
     engine.effect = 1.0
     await adapters.load("legal", folders[0])
 
@@ -256,6 +283,6 @@ async def test_a_caller_that_goes_away_does_not_interrupt_it(folders, adapters_i
     await settled(lambda: engine.loaded)
     asked.cancel()
     engine.answering.set()
-    await settled(lambda: adapters.added)
+    await settled(lambda: adapters.served)
     await adapters.load("legal", folders[0])
     assert engine.numbers == [1]

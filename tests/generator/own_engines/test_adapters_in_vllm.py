@@ -17,7 +17,7 @@ from examine.measuring.kv_paths import KvPath
 from generator.adapters import read_adapter
 from generator.engines.vllm_engine import VllmEngine
 from protocol.errors import Conflict, InvalidRequest, UnknownModel
-from protocol.generation import Sampling
+from protocol.generation import Sampling, ServedAdapter
 from protocol.kv import with_adapter
 
 pytestmark = [pytest.mark.prove("generator/", "protocol/"), pytest.mark.vllm]
@@ -51,7 +51,7 @@ async def test_adapters_are_exact_from_every_tier(tmp_path, tiny_model):
     await engine.start()
     try:
         info = await engine.info()
-        assert (info.adapters, info.added) == ({"legal": legal.digest}, {})
+        assert info.adapters == {"legal": ServedAdapter(legal.digest)}
         assert info.not_composing == "the engine serves adapters"
         sampling = Sampling(TOKENS, logprobs=True)
         # vLLM looks for layers by their whole names, and passes over others without a word.
@@ -66,8 +66,10 @@ async def test_adapters_are_exact_from_every_tier(tmp_path, tiny_model):
         expected = continuation(tiny_model, meanwhile.prompt.token_ids, TOKENS).token_ids
         assert tuple(token.token_id for token in answer.logprobs) == expected
         info = await engine.info()
-        assert info.adapters == {"legal": legal.digest, "terse": terse.digest}
-        assert info.added == {"terse": str(terse.folder)}
+        assert info.adapters == {
+            "legal": ServedAdapter(legal.digest),
+            "terse": ServedAdapter(terse.digest, str(terse.folder)),
+        }
         answers = {}
         for tier in (None, GPU, HOST, DISK):
             tenant = uuid4().hex
