@@ -40,7 +40,7 @@ class Readiness:
         self._timeout_s = timeout_s
         self._engine: EngineInfo | None = None
         # As the controller knows them: an instance that is asked may not serve yet.
-        self._adapters: dict[str, ServedAdapter] = {}
+        self._adapters: dict[str, ServedAdapter] | None = None
         # A check between two intervals.
         self._extra_check: asyncio.Task[None] | None = None
         self._whole_check: asyncio.Task[None] | None = None
@@ -57,7 +57,7 @@ class Readiness:
         if "engine" in self._missing:
             raise self._missing["engine"]
         assert self._engine is not None
-        return replace(self._engine, adapters=self._adapters)
+        return self._engine if self._adapters is None else replace(self._engine, adapters=self._adapters)
 
     def require_parts(self) -> None:
         """Check that all parts but the engine can serve. Raises RetrieverNotReady or Unavailable."""

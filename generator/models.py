@@ -175,11 +175,11 @@ class ModelStore:
         """
         option = "generator.adapters"
         if place.startswith("~"):
-            with suppress(RuntimeError):  # an unknown user's
+            with suppress(RuntimeError, ValueError):  # an unknown user's, or a name that no file can have
                 place = str(Path(place).expanduser())
         if Path(place).is_absolute():
             return Path(place)
-        with suppress(OSError):  # a name that no file can have
+        with suppress(OSError, ValueError):  # a name that no file can have
             if not place or Path(place).exists():
                 raise ConfigError(f"The adapter's folder {place!r} is not absolute.", option)
         return _downloaded(place, "an absolute folder", option, only=ADAPTER_FILES)
@@ -256,7 +256,6 @@ def _downloaded(name: str, alternatives: str, option: str, only: Sequence[str] |
     By default, it has all files but other forms of the weights.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         left_out = ["*.bin", "*.pth", "*.gguf", "*.onnx"]
@@ -264,7 +263,8 @@ def _downloaded(name: str, alternatives: str, option: str, only: Sequence[str] |
             name, allow_patterns=None if only is None else list(only), ignore_patterns=left_out
         )
         return Path(folder)
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:
+        # The hub's client also lets through what its HTTP library raises.
         raise ConfigError(f"{name!r} is not {alternatives}, and cannot be downloaded: {error}", param=option) from error
 
 

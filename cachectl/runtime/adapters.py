@@ -6,9 +6,20 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
-from cachectl.runtime.executor import LiveInstances
-from protocol.errors import Conflict, EngineNotReady, InvalidRequest, RagtreeError, UnknownModel
+from cachectl.runtime.executor import LiveEngine, LiveInstances
+from protocol.errors import (
+    Conflict,
+    DeadlineExceeded,
+    EngineDied,
+    EngineNotReady,
+    InvalidRequest,
+    RagtreeError,
+    UnknownModel,
+)
 from protocol.generation import EngineInfo, ServedAdapter
+
+LOAD_S = 600.0
+"""How long an instance may take to download and load an adapter."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,25 +100,28 @@ class Adapters:
     async def align(self, instance: str, info: EngineInfo) -> dict[str, RagtreeError]:
         """Have an instance serve what all serve. Returns why it cannot, by the adapter's name.
 
-        Raises EngineDied or EngineNotReady.
+        A Conflict means that there is no place for it yet. Raises EngineDied or EngineNotReady.
         """
         if self._instances is None:
             return {}
         engine, there, failures = self._instances.at(instance), _digests(info), dict[str, RagtreeError]()
-        for name, adapter in self.added.items():
-            if name in self._changing or there.get(name) == adapter.digest:
+        here = {name: adapter for name, adapter in self.added.items() if name not in self._changing}
+        # First, because they take places.
+        for name, digest in there.items():
+            if name not in self._changing and (name not in here or here[name].digest != digest):
+                with suppress(UnknownModel):
+                    await engine.unload_adapter(name)
+        for name, adapter in here.items():
+            if there.get(name) == adapter.digest:
                 continue
             try:
-                if name in there:
+                if await _loaded(engine, name, adapter.source or "") != adapter.digest:
                     await engine.unload_adapter(name)
-                if await engine.load_adapter(name, adapter.source or "") != adapter.digest:
-                    await engine.unload_adapter(name)
-                    raise Conflict(f"It finds other files of the adapter {name!r} in {adapter.source}.")
-            except (InvalidRequest, Conflict, UnknownModel) as error:
+                    raise InvalidRequest(f"It finds other files of the adapter {name!r} in {adapter.source}.")
+            except (EngineDied, EngineNotReady):
+                raise
+            except RagtreeError as error:
                 failures[name] = error
-        for name in there.keys() - self.added.keys() - self._changing:
-            with suppress(UnknownModel):
-                await engine.unload_adapter(name)
         return failures
 
     async def _load_at(
@@ -117,7 +131,7 @@ class Adapters:
         if self._instances is None:
             raise EngineNotReady("no instance of the generator takes orders now; try again")
         engines = [self._instances.at(instance) for instance in missing]
-        ended = await asyncio.gather(*(one.load_adapter(name, source) for one in engines), return_exceptions=True)
+        ended = await asyncio.gather(*(_loaded(one, name, source) for one in engines), return_exceptions=True)
         by_instance = dict(zip(missing, ended, strict=True))
         loaded |= {instance: digest for instance, digest in by_instance.items() if isinstance(digest, str)}
         for instance, failure in by_instance.items():
@@ -146,6 +160,14 @@ class Adapters:
             yield
         finally:
             self._changing.discard(name)
+
+
+async def _loaded(engine: LiveEngine, name: str, source: str) -> str:
+    try:
+        async with asyncio.timeout(LOAD_S):
+            return await engine.load_adapter(name, source)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"The adapter {name!r} was not loaded within {LOAD_S:g} s.") from error
 
 
 def configured_at(info: EngineInfo) -> dict[str, ServedAdapter]:

@@ -19,7 +19,7 @@ from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import WHOLE, ControllerShard
 from cachectl.tiers.location import Capacities, KvStorage
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
-from protocol.errors import EngineDied, RagtreeError
+from protocol.errors import Conflict, EngineDied, RagtreeError
 from protocol.generation import ComposingInfo, EngineInfo, StepBudget
 from protocol.kv import NO_PEERS, KvMemory, Orders, ResidencyReport
 from protocol.tiers import Tier
@@ -29,6 +29,9 @@ FALLBACK_PROFILE = "a10g-7b"
 
 ANSWER_S = 10.0
 """How long an instance may take to describe itself. One that takes longer is asked again at the next look."""
+
+ALIGN_S = 5.0
+"""How long a look waits for an instance that loads adapters."""
 
 ALIGN_AGAIN_S = 30.0
 """After how long an instance that could not load an adapter is asked again: its folder or the hub may be back."""
@@ -77,6 +80,7 @@ class LiveController:
         self._memory: KvMemory | None = None
         # Instances that could not serve all adapters, until when they are left alone, and of which version those were.
         self._unaligned: dict[str, tuple[float, int]] = {}
+        self._aligning: dict[str, asyncio.Future[dict[str, RagtreeError]]] = {}
         # Locations without an instance, and since when.
         self._deserted: dict[str, float] = {}
         # Instances join one after another, so that none drops what another one has just written.
@@ -101,16 +105,17 @@ class LiveController:
         ``progress`` is called with the number of probes done and to do. Raises EngineDied if there is no instance,
         ConfigError for an engine that cannot be profiled, and what the engine raises.
         """
-        # The costs of an instance that answers queries are what plans compare.
-        first = min(set(self._instances.names()) - set(self._instances.kv_generators()), default=None)
-        if first is None:
-            raise EngineDied("no instance of the generator is running")
+        # What a start that has failed has left.
+        self._controller = None
+        self._disk_reports.clear()
+        adapters = Adapters(self._instances)
+        first = await self._first(adapters, snapshot)
         engine = self._instances.at(first)
         info = await engine.info()
         memory = info.kv
         if memory is None:
             # vLLM's own cache is the only one, and its content is unknown here. The controller only orders the queue.
-            controller = self._new(first, DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
+            controller = self._new(first, adapters, DeviceProfile.shipped(FALLBACK_PROFILE), step=info.step)
             controller.instances.add(first, "", ())
         else:
             profile = await load_or_measure(engine, memory, info, self._profiles, progress)
@@ -118,25 +123,43 @@ class LiveController:
                 self._fence.recall(snapshot.places)
             await self._drop_suspected(first, engine, memory)
             reports = await engine.residency()
-            controller = self._new(first, profile, memory, info.step, info.composing)
+            controller = self._new(first, adapters, profile, memory, info.step, info.composing)
             controller.recovery.recall(snapshot)
             self._memory = memory
             kept = self._without_disk(reports, memory)
             controller.instances.add(first, memory.boot, kept, memory.shared, memory.peers)
         self._controller = controller
-        if self._shard.number == 0:
-            added = snapshot.added if snapshot.added is not None else await added_at(self._instances, ANSWER_S)
-            controller.adapters.recall(configured_at(info), added)
-            # It alone serves, so that what it cannot load is dropped.
-            await self._align(first, info)
-        else:
-            controller.adapters.recall(configured_at(info), {})
         await self.follow()
         for location, report in self._disk_reports.values():
             controller.recovery.restore([report], location)
         self._disk_reports.clear()
         controller.recovery.forget_recalled()
         self._fence.start()
+
+    async def _first(self, adapters: Adapters, snapshot: Snapshot) -> str:
+        """The instance that the controller is built over: its costs are what plans compare.
+
+        It serves all ``adapters`` that were added, if any can. What none can is dropped. Raises EngineDied if no
+        instance runs, and what they raise.
+        """
+        names = sorted(set(self._instances.names()) - set(self._instances.kv_generators()))
+        if not names:
+            raise EngineDied("no instance of the generator is running")
+        if self._shard.number:
+            adapters.recall(configured_at(await self._instances.at(names[0]).info()), {})
+            return names[0]
+        added = snapshot.added if snapshot.added is not None else await added_at(self._instances, ANSWER_S)
+        failures: dict[str, RagtreeError] = {}
+        for name in names:
+            info = await self._instances.at(name).info()
+            adapters.recall(configured_at(info), added)
+            failures = await adapters.align(name, info)
+            if not failures:
+                return name
+        for name, error in failures.items():
+            log.error("adapter_not_served", instance=names[-1], adapter=name, reason=error.message, dropped=True)
+            adapters.forget(name)
+        return names[-1]
 
     async def follow(self) -> bool:
         """Tell the controller which instances have come, gone or restarted since the last look. Whether any has.
@@ -153,6 +176,8 @@ class LiveController:
         changes = await asyncio.gather(*(self._look(instance) for instance in sorted(running - known.refused)))
         known.refused &= running
         self._unaligned = {name: since for name, since in self._unaligned.items() if name in running}
+        for name in self._aligning.keys() - running:
+            self._aligning.pop(name).cancel()
         return self._forget_deserted() or changed or any(changes)
 
     async def _look(self, instance: str) -> bool:
@@ -167,14 +192,13 @@ class LiveController:
         return False
 
     async def _look_at(self, instance: str) -> bool:
-        known = self.controller.instances
-        engine = self._instances.at(instance)
+        known, adapters = self.controller.instances, self.controller.adapters
+        engine, version = self._instances.at(instance), adapters.version
         info = await engine.info()
         memory = info.kv
         boot = memory.boot if memory is not None else ""
-        adapters = self.controller.adapters
         if known.boots.get(instance) == boot:
-            return await self._is_back(instance, info)
+            return await self._is_back(instance, info, version)
         own, others = (kv.fingerprint if kv is not None else "" for kv in (memory, self._memory))
         if own != others or configured_at(info) != adapters.configured:
             reason = kv_difference(self._memory, memory) if own != others else "its adapters have other files"
@@ -182,7 +206,6 @@ class LiveController:
             return False
         if not await self._align(instance, info):
             return False
-        version = adapters.version
         async with self._joining:
             if memory is not None:
                 await self._drop_suspected(instance, engine, memory)
@@ -193,32 +216,43 @@ class LiveController:
             self._add_or_restart(instance, boot, memory, reports)
         return True
 
-    async def _is_back(self, instance: str, info: EngineInfo) -> bool:
+    async def _is_back(self, instance: str, info: EngineInfo, version: int) -> bool:
         """Let a known instance take plans again if it was retired and can. Whether it does."""
         known = self.controller.instances
-        if not await self._align(instance, info) or instance not in known.tiers.retired:
+        aligned = await self._align(instance, info) and self.controller.adapters.version == version
+        if not aligned or instance not in known.tiers.retired:
             return False
         log.info("an instance takes plans again", instance=instance)
         known.reinstate(instance)
         return True
 
     async def _align(self, instance: str, info: EngineInfo) -> bool:
-        """Have an instance serve the adapters that all serve. Whether it does.
+        """Have an instance serve the adapters that all serve. Whether it may take plans.
 
-        One that cannot gets no plans, and is asked again after a while. If no other serves them, they are dropped. The
-        first of several shards does this.
+        One that cannot takes none, and is asked again after a while. If no other serves, it does, and what it cannot
+        serve is dropped, unless it only has no place yet. The first of several shards does all this.
         """
         known, adapters = self.controller.instances, self.controller.adapters
         if self._shard.number or not adapters.differ(info):
+            self._aligning.pop(instance, None)
             return True
+        others = known.serving - {instance, *self._instances.kv_generators()}
         until, version = self._unaligned.get(instance, (0.0, 0))
-        if version == adapters.version and self._clock() < until:
+        if version == adapters.version and self._clock() < until and others:
             return False
-        failures = await adapters.align(instance, info)
-        others = known.serving - {instance}
+        aligning = self._aligning.get(instance)
+        if aligning is None:
+            aligning = self._aligning[instance] = asyncio.ensure_future(adapters.align(instance, info))
+        # A download may take minutes. The next looks find out how it has ended.
+        await asyncio.wait({aligning}, timeout=ALIGN_S)
+        if not aligning.done():
+            return False
+        del self._aligning[instance]
+        failures = aligning.result()
         for name, error in failures.items():
-            log.error("adapter_not_served", instance=instance, adapter=name, reason=error.message, dropped=not others)
-            if not others:
+            drop = not others and not isinstance(error, Conflict)
+            log.error("adapter_not_served", instance=instance, adapter=name, reason=error.message, dropped=drop)
+            if drop:
                 adapters.forget(name)
         if not failures or not others:
             return True
@@ -294,6 +328,7 @@ class LiveController:
     def _new(
         self,
         instance: str,
+        adapters: Adapters,
         profile: DeviceProfile,
         memory: KvMemory | None = None,
         step: StepBudget | None = None,
@@ -309,7 +344,7 @@ class LiveController:
             shard=self._shard,
             gate=self._gates.read(memory.fingerprint) if self._gates is not None and memory is not None else Gate(),
             query_timeout_s=self._query_timeout_s,
-            adapters=Adapters(self._instances),
+            adapters=adapters,
         )
 
     def _storage(self, memory: KvMemory) -> KvStorage:

@@ -14,7 +14,15 @@ from generator.adapters import Adapter
 from generator.engines.vllm_arguments import WORKER_EXTENSION, adapter_places
 from generator.engines.vllm_requests import VllmRequests
 from generator.engines.vllm_sampling import sampling_params
-from protocol.errors import ConfigError, Conflict, EngineDied, EngineNotReady, InvalidRequest, UnknownModel
+from protocol.errors import (
+    ConfigError,
+    Conflict,
+    EngineDied,
+    EngineNotReady,
+    InvalidRequest,
+    RagtreeError,
+    UnknownModel,
+)
 from protocol.generation import Sampling, ServedAdapter
 
 if TYPE_CHECKING:
@@ -110,6 +118,11 @@ class VllmAdapters:
                 await self._offer(adapter, source)
         except ConfigError as error:
             raise InvalidRequest(error.message, "source") from error
+        except RagtreeError:
+            raise
+        except Exception as error:
+            log.exception("adapter_not_loaded", adapter=name, source=source)
+            raise InvalidRequest(f"The adapter {name!r} cannot be loaded: {error}", "source") from error
         log.info("adapter_loaded", adapter=name, source=source, digest=adapter.digest)
         return adapter.digest
 
@@ -215,8 +228,14 @@ class VllmAdapters:
     async def _to_the_end(self, change: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(change)
         self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(self._changed)
         await asyncio.wait({task})
         if task.cancelled():
             raise EngineNotReady("the engine is closed")
         return task.result()
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its caller may be gone.
+            log.info("adapter_not_loaded", error=str(error))

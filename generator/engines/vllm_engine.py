@@ -140,7 +140,7 @@ class VllmEngine:
         """The served model and the engine's limits."""
         if self._running is None:
             return self._info
-        return msgspec.structs.replace(self._info, adapters=self._running.adapters.served)
+        return msgspec.structs.replace(self._info, adapters=dict(self._running.adapters.served))
 
     async def metrics(self) -> dict[str, str]:
         """The metrics that vLLM keeps, by instance. Raises EngineNotReady."""

@@ -24,6 +24,7 @@ class Engine:
         self.added: dict[str, ServedAdapter] = {}
         self.loading = asyncio.Event()
         self.loading.set()
+        self.places = 10
         self.reports: tuple[ResidencyReport, ...] = ()
         self.hangs = False
         self.generates_kv = False
@@ -49,6 +50,8 @@ class Engine:
             raise found
         if name in self.adapters or self.added.get(name, ServedAdapter(found)).digest != found:
             raise Conflict(f"{name} is configured, or served with other files")
+        if len(self.added) >= self.places:
+            raise Conflict("no place")
         self.added[name] = ServedAdapter(found, source)
         return found
 

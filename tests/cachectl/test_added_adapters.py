@@ -6,12 +6,13 @@ import pytest
 from controller_under_test import Clock
 from fake_fleet import Engine, Fleet
 
+from cachectl.runtime import live_controller as live_module
 from cachectl.runtime.live_controller import ALIGN_AGAIN_S, LiveController
 from cachectl.settings import ControllerSettings
 from cachectl.sharding.controller_shard import ControllerShard
 from cachectl.sharding.sharded_controller import ShardedController
 from cachectl.tree.snapshot import EMPTY_SNAPSHOT, Snapshot
-from protocol.errors import Conflict, EngineDied, EngineNotReady, InvalidRequest, UnknownModel
+from protocol.errors import Conflict, EngineDied, EngineNotReady, InternalError, InvalidRequest, UnknownModel
 from protocol.generation import ServedAdapter
 
 FOUND = {"/legal": "0a", "/terse": "0b"}
@@ -114,7 +115,7 @@ async def test_one_that_joins_in_the_middle_of_a_load_has_it_too(fleet, start):
     assert added(fleet) == [LEGAL] * 3
 
 
-async def test_a_load_does_not_wait_for_an_instance_that_is_gone(fleet, start):
+async def test_an_instance_that_goes_in_the_middle_of_a_load_does_not_fail_it(fleet, start):
     live = await start()
     gone = fleet.engines["b"]
     gone.loading.clear()
@@ -128,7 +129,7 @@ async def test_a_load_does_not_wait_for_an_instance_that_is_gone(fleet, start):
     assert added(fleet) == [LEGAL]
 
 
-@pytest.mark.parametrize("found", [GONE, Conflict("all places are taken"), "other files"])
+@pytest.mark.parametrize("found", [GONE, Conflict("all places are taken"), InternalError("a defect"), "other files"])
 async def test_an_instance_that_cannot_load_one_gets_no_plans_until_it_can(fleet, start, clock, found):
     live = await start()
     await live.controller.load_adapter("legal", "/legal")
@@ -163,10 +164,15 @@ async def test_what_nobody_can_load_is_served_no_more(fleet, start):
     only = fleet.engines["a"]
     only.restarts()
     only.found["/legal"] = "other files"
-    assert await live.follow() is True
+    # The kept KV of another instance's work does not serve queries.
+    fleet.engines["k"] = engine("boot-k")
+    fleet.engines["k"].generates_kv = True
+    await live.follow()
+    await live.follow()
     assert await live.controller.served_adapters() == {}
     assert only.added == {}
-    assert (set(live.controller.instances.boots), live.controller.instances.refused) == ({"a"}, set())
+    assert (set(live.controller.instances.boots), live.controller.instances.refused) == ({"a", "k"}, set())
+    assert not live.controller.instances.tiers.retired
 
 
 async def test_an_instance_that_missed_a_change_is_told_at_the_next_look(fleet, start):
@@ -246,3 +252,60 @@ async def test_the_first_of_several_shards_decides(fleet, start):
     for live in (shards[0], other):
         await live.follow()
     assert added(fleet) == [{}, {}, {}]
+
+
+async def test_an_instance_that_joins_while_another_adapter_is_loaded_has_both(fleet, start):
+    live = await start()
+    await live.controller.load_adapter("legal", "/legal")
+    late = fleet.engines["c"] = engine("boot-c")
+    late.loading.clear()
+    looking = asyncio.create_task(live.follow())
+    await asyncio.sleep(0.01)
+    await live.controller.load_adapter("terse", "/terse")
+    late.loading.set()
+    assert await looking is False
+    assert "c" not in live.controller.instances.boots
+    assert await live.follow() is True
+    assert late.added.keys() == {"legal", "terse"}
+
+
+async def test_a_new_controller_begins_with_an_instance_that_serves_all(fleet, start):
+    """Another one has not the adapter's folder, and comes first by its name."""
+    fleet.engines["a"].found["/legal"] = GONE
+    fleet.engines["b"].added = dict(LEGAL)
+    live = await start()
+    await live.follow()
+    assert await live.controller.served_adapters() == LEGAL
+    assert set(live.controller.instances.boots) == {"b"}
+    # As soon as the one that serves it is gone, the other one takes its place at once.
+    del fleet.engines["b"]
+    for _ in range(3):
+        await live.follow()
+    assert set(live.controller.instances.boots) - live.controller.instances.tiers.retired == {"a"}
+    assert await live.controller.served_adapters() == {}
+
+
+async def test_a_slow_load_does_not_keep_the_controller_from_looking(fleet, start, monkeypatch):
+    monkeypatch.setattr(live_module, "ALIGN_S", 0.01)
+    live = await start()
+    await live.controller.load_adapter("legal", "/legal")
+    late = fleet.engines["c"] = engine("boot-c")
+    late.loading.clear()
+    assert await live.follow() is False
+    fleet.engines["d"] = engine("boot-d")
+    assert await live.follow() is True
+    assert set(live.controller.instances.boots) == {"a", "b", "d"}
+    late.loading.set()
+    await asyncio.sleep(0.01)
+    assert await live.follow() is True
+    assert "c" in live.controller.instances.boots
+
+
+async def test_a_stale_adapter_gives_its_place_up_first(fleet, start):
+    live = await start()
+    await live.controller.load_adapter("legal", "/legal")
+    stale = fleet.engines["b"]
+    stale.places = 1
+    stale.added = {"stale": ServedAdapter("0b", "/terse")}
+    await live.follow()
+    assert stale.added == LEGAL
