@@ -35,7 +35,7 @@ from ragtree_lab.measuring.local_stack import LocalStack
 NAMESPACE = "exactness"
 # Small enough that the documents of a hundred prompts do not fit, so each tier evicts to the next.
 SMALL = {"gpu_share": 0.5, "host_gib": 0.15, "disk_gib": 0.6}
-SMALL_ENGINE = kv_cache_of(2_560)
+SMALL_ENGINE_TOKENS = 2_560
 SIDE_BY_SIDE = 4
 
 
@@ -83,7 +83,8 @@ class ExactnessBenchmark:
     With the cache, ``instances`` engines share host memory and disk, and as many prompts run at once. Each engine runs
     with or without ``async_scheduling``, on ``tensor_parallel`` ranks, and with composed requests ``composed_between``
     if wanted. ``profiles`` is the folder of cost profiles. ``small`` has the sizes of the tiers. The prompts take turns
-    in the ``namespaces``, which may be those of adapters.
+    in the ``namespaces``, which may be those of adapters. The model has so many ``groups`` of layers, each with blocks
+    of its own.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class ExactnessBenchmark:
         composed_between: bool = False,
         small: Mapping[str, float] = MappingProxyType(SMALL),
         namespaces: Sequence[str] = (NAMESPACE,),
+        groups: int = 1,
     ) -> None:
         self._engines = engines
         self._controller = controller
@@ -112,6 +114,7 @@ class ExactnessBenchmark:
         self._composed_between = composed_between
         self._small = small
         self._namespaces = tuple(namespaces)
+        self._small_engine = kv_cache_of(SMALL_ENGINE_TOKENS * groups)
         self._composed_tokens = 0
         self._tokens: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
@@ -175,7 +178,7 @@ class ExactnessBenchmark:
                                 instance=instance,
                                 keep_host=part.stop == half,
                                 at_work=self._instances,
-                                engine_args={**SMALL_ENGINE, **self._engine_args},
+                                engine_args={**self._small_engine, **self._engine_args},
                                 **self._small,
                             )
                         )
