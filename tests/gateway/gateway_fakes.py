@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count, islice
 
 import msgspec
+from fake_adapters import FakeAdapters
 from fake_layout import FakeLayout
 
 from protocol.cache import CachePath, DocumentDeletion, TierStats, TreeNode, TreeView
@@ -40,7 +41,7 @@ from protocol.errors import (
     UnsupportedMediaType,
 )
 from protocol.filters import Comparison
-from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, ServedAdapter, TokenLogprob
+from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
 from protocol.graph import GraphMode, GraphRequest, GraphState, GraphView, Subgraph
 from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
 from protocol.plans import (
@@ -327,7 +328,7 @@ def whenever_possible(documents: tuple[str, ...], running: tuple[str, ...] | Non
     return SpeculationDecision.DROP if running else SpeculationDecision.WAIT
 
 
-class FakeController:
+class FakeController(FakeAdapters):
     """Admits at once, and records all calls.
 
     ``decide`` answers ``on_candidates``, given the running guess. ``speculate`` grants plans while there is ``room``.
@@ -338,6 +339,7 @@ class FakeController:
     """
 
     def __init__(self, phases: Phases) -> None:
+        super().__init__()
         self.phases = phases
         self.candidates: list[tuple[str, ...]] = []
         self.decide: Callable[[tuple[str, ...], tuple[str, ...] | None, bool], SpeculationDecision] = never
@@ -361,7 +363,6 @@ class FakeController:
         self.deletions: list[DocumentDeletion] = []
         self.tiers: tuple[TierStats, ...] = (TierStats(Tier.GPU, "engine-0", 1000, 250, 50, 3, 7, "gpu@engine-0"),)
         self.waiting = 0
-        self.adapters: dict[str, ServedAdapter] = {}
 
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
         await self.phases.enter("confirm" if final else "on_candidates")
@@ -445,9 +446,6 @@ class FakeController:
         await self.phases.enter("drop")
         self.deletions.append(deletion)
         return len(deletion.contents)
-
-    async def served_adapters(self) -> dict[str, ServedAdapter]:
-        return self.adapters
 
     async def clear(self) -> int:
         return len(self.nodes)

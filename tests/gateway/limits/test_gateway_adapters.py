@@ -2,15 +2,15 @@
 
 import openai
 import pytest
+from fake_adapters import FOUND
 from gateway_fakes import MODEL
 
 from gateway.limits.auth import namespace_of
 from gateway.settings import ApiKey
-from protocol.errors import Conflict, InvalidRequest
 from protocol.generation import ServedAdapter
 from protocol.kv import with_adapter
 
-LEGAL, TERSE, BRIEF = "0a" * 16, "0b" * 16, "0c" * 16
+LEGAL, TERSE = "0a" * 16, "0b" * 16
 
 
 @pytest.fixture(autouse=True)
@@ -56,35 +56,10 @@ async def test_other_names_are_refused_with_those_that_there_are(served, path, f
     assert namespaces(served) == []
 
 
-class Loading:
-    """What the controller does with adapters: it finds some, and has the engine serve them."""
-
-    def __init__(self, controller):
-        self.controller = controller
-
-    async def load(self, name, source):
-        if source != "/adapters/brief":
-            raise InvalidRequest(f"The adapter {name!r} cannot be served: {source} has no files.", "source")
-        self.controller.adapters[name] = ServedAdapter(BRIEF, source)
-        return BRIEF
-
-    async def unload(self, name):
-        if self.controller.adapters[name].source is None:
-            raise Conflict(f"The adapter {name!r} is one of generator.adapters: remove it there.", "name")
-        del self.controller.adapters[name]
-
-
-@pytest.fixture
-def loading(stack):
-    loading = Loading(stack.controller)
-    stack.controller.load_adapter, stack.controller.unload_adapter = loading.load, loading.unload
-
-
-@pytest.mark.usefixtures("loading")
 async def test_administrators_load_and_unload_them_while_the_stack_runs(served):
     client = served.client
     loaded = await client.put("/v1/admin/adapters/acme/brief", json={"source": "/adapters/brief"})
-    row = {"object": "adapter", "name": "acme/brief", "digest": BRIEF, "source": "/adapters/brief"}
+    row = {"object": "adapter", "name": "acme/brief", "digest": FOUND, "source": "/adapters/brief"}
     assert (loaded.status_code, loaded.json()) == (200, row)
     listed = (await client.get("/v1/admin/adapters")).json()["data"]
     assert [(one["name"], one["source"]) for one in listed] == [
@@ -101,7 +76,6 @@ async def test_administrators_load_and_unload_them_while_the_stack_runs(served):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.usefixtures("loading")
 async def test_what_cannot_be_loaded_or_unloaded_says_why(served):
     client, place = served.client, "/v1/admin/adapters/brief"
     refused = await client.put(place, json={"source": "/nowhere"})
@@ -116,7 +90,6 @@ async def test_what_cannot_be_loaded_or_unloaded_says_why(served):
     assert (configured.status_code, configured.json()["error"]["code"]) == (409, "conflict")
 
 
-@pytest.mark.usefixtures("loading")
 async def test_only_administrators_do(in_process):
     async with in_process(api_keys=(ApiKey(secret="sk-1", tenant="acme"),), admin_key="sk-admin") as served:
         for method, path in (("GET", ""), ("PUT", "/legal"), ("DELETE", "/legal")):

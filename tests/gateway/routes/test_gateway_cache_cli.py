@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import Result
+from fake_adapters import FOUND
 from fastapi.testclient import TestClient
 from gateway_fakes import Stack
 from structlog.testing import capture_logs
@@ -18,7 +19,6 @@ from gateway.background import idle
 from gateway.limits.auth import namespace_of
 from gateway.settings import GatewaySettings
 from protocol.cache import CachePath
-from protocol.generation import ServedAdapter
 from protocol.kv import KvMemory
 from services.cli import cache, connection
 from services.cli.app import app as ragtree
@@ -273,22 +273,12 @@ def test_configured_key_is_sent_to_the_configured_stack_only(run: Run, tmp_path)
 
 
 def test_adapters_are_shown_loaded_and_unloaded(run: Run, stack: Stack, tmp_path) -> None:
-    asked = []
-
-    async def load(name: str, source: str) -> str:
-        asked.append((name, source))
-        stack.controller.adapters[name] = ServedAdapter("0a", source)
-        return "0a"
-
-    async def unload(name: str) -> None:
-        del stack.controller.adapters[name]
-
-    stack.controller.load_adapter, stack.controller.unload_adapter = load, unload  # type: ignore[attr-defined]
     assert "No adapters are served." in done(run("adapters", "list")).output
     # A folder is sent whole, and what may be an id as it is.
     assert "acme/brief is served." in done(run("adapters", "load", "acme/brief", "./[brief]")).output
-    assert json.loads(done(run("adapters", "load", "terse", "acme/terse", "--json")).stdout)["digest"] == "0a"
-    assert asked == [("acme/brief", str(tmp_path / "[brief]")), ("terse", "acme/terse")]
+    assert json.loads(done(run("adapters", "load", "terse", "acme/terse", "--json")).stdout)["digest"] == FOUND
+    sources = {name: adapter.source for name, adapter in stack.controller.adapters.items()}
+    assert sources == {"acme/brief": str(tmp_path / "[brief]"), "terse": "acme/terse"}
     listed = done(run("adapters", "list")).output
     assert str(tmp_path / "[brief]") in listed
     assert "acme/terse" in listed
