@@ -15,6 +15,7 @@ from protocol.kv import KvNode
 
 _MOST_PARTS = os.sysconf("SC_IOV_MAX")
 """The most buffers that one system call fills."""
+_READ_BYTES = 1 << 20
 
 
 def evict(descriptor: int) -> None:
@@ -48,31 +49,46 @@ class NodeFileReader(PageReader):
 
     def page(self, index: int) -> Page:
         """Page ``index``, with its checksum verified. Raises KvBroken or IndexError."""
-        self._read(index, [self._buffer])
+        self._read(index, [[self._buffer]])
         return self._buffer
 
     def load(self, first: int, blocks: Sequence[int], target: PageTarget) -> None:
-        """Load page by page, directly into the blocks if the CPU can access them. Raises KvBroken or IndexError."""
-        for index, block in enumerate(blocks, start=first):
-            parts = target.in_place(block)
-            if parts:
-                self._read(index, parts)
-            else:
+        """Load some pages at a time directly into the blocks, or page by page if the CPU cannot access those.
+
+        Raises KvBroken or IndexError.
+        """
+        pages = [target.in_place(block) for block in blocks]
+        if not all(pages):
+            for index, block in enumerate(blocks, start=first):
                 target.write(self.page(index)[np.newaxis], [0], [block])
+            return
+        # Few enough for one system call, and for the processor's cache, where their checksums find them.
+        count = max(1, min(_READ_BYTES // self._buffer.size, _MOST_PARTS // len(pages[0]) if pages else 1))
+        for begin in range(0, len(pages), count):
+            self._read(first + begin, pages[begin : begin + count])
 
     def uncache(self) -> None:
         """Take the file out of the file cache."""
         evict(self._descriptor)
 
-    def _read(self, index: int, parts: Sequence[Page]) -> None:
-        if not 0 <= index < len(self._header.checksums):
-            raise IndexError(f"page {index} of {len(self._header.checksums)}")
-        self.damage = self._fill(parts, index)
+    def _read(self, first: int, pages: Sequence[Sequence[Page]]) -> None:
+        """Read consecutive pages, each into its parts."""
+        last = first + len(pages) - 1
+        if not 0 <= first <= last < len(self._header.checksums):
+            raise IndexError(f"pages {first} to {last} of {len(self._header.checksums)}")
+        self.damage = self._fill([part for parts in pages for part in parts], first)
         if self.damage is not None:
-            raise KvBroken(self.damage, f"page {index} of {self._header.node.key} is damaged: {self.damage.value}")
+            raise KvBroken(self.damage, f"{self.node.key} is damaged from page {first} on: {self.damage.value}")
+        for index, parts in enumerate(pages, start=first):
+            digest = xxh3_64()
+            for part in parts:
+                digest.update(part.data)
+            if digest.intdigest() != self._header.checksums[index]:
+                self.damage = Damage.CHECKSUM
+                raise KvBroken(self.damage, f"page {index} of {self.node.key} is damaged: {self.damage.value}")
 
-    def _fill(self, parts: Sequence[Page], index: int) -> Damage | None:
-        at = self._header.data_at + index * self._buffer.size
+    def _fill(self, parts: Sequence[Page], first: int) -> Damage | None:
+        at = self._header.data_at + first * self._buffer.size
         rooms = [part.data for part in parts]
         try:
             while rooms:
@@ -86,10 +102,7 @@ class NodeFileReader(PageReader):
                     rooms[0] = rooms[0][got:]
         except OSError:
             return Damage.UNREADABLE
-        digest = xxh3_64()
-        for part in parts:
-            digest.update(part.data)
-        return None if digest.intdigest() == self._header.checksums[index] else Damage.CHECKSUM
+        return None
 
 
 class NodeFileWriter(OrderedWriter):
