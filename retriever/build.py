@@ -27,6 +27,7 @@ from retriever.loaders.sandbox import SandboxedLoaders
 from retriever.machine import warm_up_in_background
 from retriever.reranking.factory import build_reranker, build_reranking
 from retriever.retriever import Retriever
+from retriever.search.question_vectors import QuestionEmbedder
 from retriever.search.searcher import Searcher
 from retriever.settings import RetrieverSettings
 from retriever.store.attempts import Attempts
@@ -67,7 +68,8 @@ def build_retriever(
     catalog = IndexCatalog(store, files, builder, rebuilder)
     lexical = LexicalCatalog(store, data_dir / "lexical", fingerprint)
     replacement_lock = ReadWriteLock()
-    searcher = Searcher(store, catalog, lexical, embedder, replacement_lock, settings.search, tracer or NoOpTracer())
+    questions = QuestionEmbedder(embedder, tracer or NoOpTracer())
+    searcher = Searcher(store, catalog, lexical, questions, replacement_lock, settings.search)
     graph = build_graph(settings.graph, settings.pace, store, searcher, embedder)
     on_change = graph.changed if graph else None
     committer = Committer(store, catalog, lexical, replacement_lock, fingerprint, on_change)

@@ -7,18 +7,17 @@ from itertools import islice
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from opentelemetry.trace import Tracer
 
 from protocol.errors import InvalidRequest, NoDocuments, NoGraph, UnknownFilterKey
 from protocol.filters import Filter
 from protocol.graph import GraphMode
 from protocol.retrieval import CandidateSet, SearchKind, SearchRequest
-from retriever.embedding.base import Embedder, Vector
+from retriever.embedding.base import Vector
 from retriever.index.catalog import IndexCatalog
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.lexical.lexical_catalog import LexicalCatalog
 from retriever.search.fusion import depth, ranked
-from retriever.search.question_vectors import QuestionVectors
+from retriever.search.question_vectors import QuestionEmbedder, QuestionVectors
 from retriever.store.chunks import Ids
 from retriever.store.database import Transaction
 from retriever.store.filter_sql import condition_of, filter_keys
@@ -52,18 +51,16 @@ class Searcher:
         store: Store,
         catalog: IndexCatalog,
         lexical: LexicalCatalog,
-        embedder: Embedder,
+        questions: QuestionEmbedder,
         replacement_lock: ReadWriteLock,
         default: SearchKind,
-        tracer: Tracer,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._lexical = lexical
-        self._embedder = embedder
+        self._questions = questions
         self._replacement_lock = replacement_lock
         self._default = default
-        self._tracer = tracer
 
     def stages(
         self, request: SearchRequest, vectors: QuestionVectors | None = None
@@ -124,7 +121,7 @@ class Searcher:
 
     def vectors(self, request: SearchRequest) -> QuestionVectors:
         """Return the vectors of a request's question, which are embedded when they are wanted."""
-        return QuestionVectors(request, self._embedder, self._tracer)
+        return QuestionVectors(request, self._questions)
 
     def searchable(self, transaction: Transaction, request: SearchRequest) -> int:
         """Return the key of a request's collection. Raises UnknownCollection or NoDocuments."""

@@ -193,7 +193,9 @@ async def test_a_question_is_embedded_once(tmp_path, kind):
     embedder = Counting()
     async with running(tmp_path, embedder, graph=RULES) as retriever:
         await filled(retriever)
-        for mode in GRAPH_MODES:
+        for number, mode in enumerate(GRAPH_MODES):
             embedder.questions = 0
-            assert ids(await search(retriever, QUESTION, 2, mode=mode, search=kind))
+            # The vectors of questions are remembered.
+            question = f"{QUESTION} {'Really? ' * number}"
+            assert ids(await search(retriever, question, 2, mode=mode, search=kind))
             assert embedder.questions == 1
