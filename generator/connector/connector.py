@@ -16,7 +16,7 @@ from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.scheduler_side import SchedulerSide
 from generator.connector.step_jobs import StepJobs, StepResults
 from generator.connector.supported import SERVES_GROUPS
-from generator.connector.worker_connector import WorkerConnector
+from generator.connector.worker_connector import WorkerConnector, host_copies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,7 +86,7 @@ class RagtreeConnector(WorkerConnector):
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """Take the engine's block pool."""
-        self._scheduler_side.bind(gpu_block_pool)
+        self._scheduler_side.bind(gpu_block_pool, host_copies(self._vllm_config))
 
     def on_new_request(self, request: "Request") -> None:
         """Register a request."""

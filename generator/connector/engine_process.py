@@ -7,6 +7,7 @@ died, and which ones only waited.
 
 import atexit
 import gc
+import mmap
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,8 @@ STEP_FILE = "step_file"
 """The entry of ``kv_connector_extra_config`` that names the file."""
 
 _LENGTH = 8
+_ROOM = 1 << 20
+"""Bytes of the file: for the names of more requests than an engine computes at once."""
 
 
 def end_with_parent() -> None:
@@ -50,19 +53,29 @@ def exit_without_collecting() -> None:
 
 
 class StepRecord:
-    """The record as the engine's scheduler writes it, into a ``file``; None for no record."""
+    """The record as the engine's scheduler writes it, into a ``file``; None for no record.
+
+    The file is mapped, because the kernel may give the core to another process at each system call. It keeps what the
+    process has written when that dies.
+    """
 
     def __init__(self, file: str | None) -> None:
-        self._descriptor = None if file is None else os.open(file, os.O_WRONLY)
+        self._memory: mmap.mmap | None = None
+        if file is not None:
+            with Path(file).open("r+b") as opened:
+                self._memory = mmap.mmap(opened.fileno(), _ROOM)
         self._names: Set[str] = frozenset()
 
     def write(self, names: Set[str]) -> None:
         """Record the plans of the steps under way, by name. Writes nothing if they are those of the last call."""
-        if self._descriptor is None or names == self._names:
+        if self._memory is None or names == self._names:
             return
         self._names = names
-        text = "\n".join(names).encode()
-        os.pwrite(self._descriptor, len(text).to_bytes(_LENGTH, "little") + text, 0)
+        text = "\n".join(names).encode()[: _ROOM - _LENGTH]
+        # Between these lines, the record is that of no plans.
+        self._memory[:_LENGTH] = bytes(_LENGTH)
+        self._memory[_LENGTH : _LENGTH + len(text)] = text
+        self._memory[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
 
 
 class LastSteps:
@@ -70,6 +83,8 @@ class LastSteps:
 
     def __init__(self) -> None:
         self._descriptor, name = tempfile.mkstemp(prefix="ragtree-step-")
+        # Not sparse: to write into a hole of a mapped file would end the engine if the file system is full.
+        os.posix_fallocate(self._descriptor, 0, _ROOM)
         self._path = Path(name)
 
     def name_in(self, config: "VllmConfig") -> None:

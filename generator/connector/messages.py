@@ -61,9 +61,9 @@ NOT_COMPOSED = Composed(reused=0, recomputed=0, deviation=0.0)
 class Prefilled(msgspec.Struct, frozen=True):
     """How a prompt was prefilled: tokens ``loaded`` by tier; the engine computed the others.
 
-    ``load_ms`` is the time spent on loads. ``reached`` is set for a speculative request that ended before its first
-    token: the number of prompt tokens that were computed by then, 0 if none of it is kept. ``composed`` is set if
-    donated tokens were used. ``peers`` is what was read at other locations.
+    ``load_ms`` is the time spent on loads; on a GPU, that of submitting those within a step. ``reached`` is set for a
+    speculative request that ended before its first token: the number of prompt tokens that were computed by then, 0 if
+    none of it is kept. ``composed`` is set if donated tokens were used. ``peers`` is what was read at other locations.
     """
 
     loaded: dict[Tier, int]

@@ -74,7 +74,7 @@ def _is_at(location: str) -> Callable[[Piece | DonorPages], bool]:
 
 @dataclass(frozen=True)
 class Load:
-    """What one request loads in the background. It may take several steps, in which other requests go on.
+    """What one request loads: within the step that computes the rest, or in the background, while others go on.
 
     ``copies`` are made out of held blocks of the same engine. If there is a ``composition`` after the load, ``donors``
     are read into memory for it. ``windows`` are retained blocks, by node: those with what the node keeps of sliding
@@ -220,14 +220,15 @@ class Purge:
 class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
     """Jobs of one step.
 
-    ``states`` are copied first, before the step overwrites them. ``loads`` run in the background. ``copies`` are made
-    before the step's forward pass, which needs them. ``compose`` runs after it. The ``transfers`` start then, in this
-    order, then the ``purges``. ``inquiries`` are names under which to report what the tiers hold. An ``idle`` step
-    computes nothing, because all pending work waits for the worker side.
+    ``states`` are copied first, before the step overwrites them. ``loads`` run in the background. ``step_loads``, of
+    held pages in host memory, and ``copies`` are made before the step's forward pass, which needs them. ``compose``
+    runs after it. The ``transfers`` start then, in this order, then the ``purges``. ``inquiries`` are names under which
+    to report what the tiers hold. An ``idle`` step computes nothing: all pending work waits for the worker side.
     """
 
     states: list[BlockCopy] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    step_loads: list[Load] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     compose: ComposeStep | None = None
     transfers: list[Transfer] = field(default_factory=list)
@@ -263,11 +264,13 @@ class CompositionResult:
 class JobResults:
     """Results of jobs that have ended.
 
-    ``loads`` and ``composed`` are keyed by request, ``transfers`` and ``purged`` by number. A transfer's value is False
-    if it failed. ``purged`` counts the nodes that could not be deleted. ``held`` answers inquiries, by name and tier.
+    ``loads`` and ``composed`` are keyed by request, and so are the seconds of loads within a step, ``step_load_s``.
+    ``transfers`` and ``purged`` are keyed by number. A transfer's value is False if it failed. ``purged`` counts the
+    nodes that could not be deleted. ``held`` answers inquiries, by name and tier.
     """
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
+    step_load_s: dict[str, float] = field(default_factory=dict)
     composed: dict[str, CompositionResult] = field(default_factory=dict)
     transfers: dict[int, bool] = field(default_factory=dict)
     purged: dict[int, int] = field(default_factory=dict)

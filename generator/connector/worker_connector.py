@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -26,6 +26,7 @@ from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.fingerprint import fingerprint
 from generator.connector.worker.open_tiers import measure_memory, open_tiers
 from generator.connector.worker.peering import Peering
+from generator.connector.worker.step_loads import StepLoads
 from generator.connector.worker.worker_side import WorkerSide
 from generator.settings import KvSettings
 from protocol.errors import ConfigError
@@ -71,6 +72,11 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         self._opened_worker_side: WorkerSide | None = None
         self._blocks: PagedBlocks | None = None
         self._transfers_started = False
+
+    @property
+    def step_loads(self) -> StepLoads | None:
+        """What loads out of host memory within steps, if there is any."""
+        return self._worker_side.step_loads
 
     def shutdown(self) -> None:
         """Close the worker side."""
@@ -119,7 +125,7 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         return ComposingInfo(move_s, documents.methods, no_trees, branch_tokens), ""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Take the step's jobs, and start its loads, which run beside the step's forward pass.
+        """Take the step's jobs, and start its loads in the background, which run beside the step's forward pass.
 
         vLLM calls ``start_load_kv`` too late for them: after the forward pass, which a CPU computes at once.
         """
@@ -128,11 +134,11 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         self._worker_side.load(self._jobs)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Make the copies that the step's forward pass needs."""
+        """Make the copies that the step's forward pass needs, its loads from host memory among them."""
         self._worker_side.copy(self._jobs)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: loads belong to requests outside of the forward pass."""
+        """Do nothing: the whole forward pass waits for what it needs."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Do nothing: whole nodes are saved out of the blocks, after the forward pass."""
@@ -227,6 +233,14 @@ class WorkerConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is unty
         """The names of these layers' attention backends."""
         layers = self._vllm_config.compilation_config.static_forward_context
         return "/".join(sorted({layers[name].get_attn_backend().get_name() for name in names}))
+
+
+def host_copies(vllm_config: "VllmConfig") -> StepLoads | None:
+    """The host memory of this engine's worker side, if that is in this process and the engine's only one."""
+    if vllm_config.parallel_config.tensor_parallel_size > 1 or not has_kv_transfer_group():
+        return None
+    worker = get_kv_transfer_group()
+    return worker.step_loads if isinstance(worker, WorkerConnector) else None
 
 
 class WorkerExtension:

@@ -1,9 +1,10 @@
 """The host memory tier: an arena of pages that all instances of a machine share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,10 @@ from protocol.tiers import Tier
 _HEADER_ROOM = PAGE_HEADER["node"].itemsize
 """Bytes of a node's record that one page's header takes."""
 _HEADERS = 0
-"""The byte that is locked while page headers change. Byte n + 1 is locked while page n is written."""
+"""The byte that is locked while page headers change. Byte n + 1 is locked while page n is written, or held."""
+
+
+_SPARE_LOCKS = 16
 
 
 class State(IntEnum):
@@ -46,8 +50,8 @@ class HostArena(KvTier):
     """A tier of pages in the file at ``path``. A stack has one arena on each machine, with its memory reserved.
 
     The arena allocates nothing. The controller hands out pages with stamps, and a page belongs to the highest stamp
-    that it was ever written under. A writer locks its pages until it is done or dead. Readers take no locks: they check
-    the headers before and after reading.
+    that it was ever written under. A writer locks its pages until it is done or dead. ``reading`` takes no locks: it
+    checks the headers before and after. ``hold`` shares the pages' locks, so that no writer gets them.
 
     Pages have no checksums, because those would cost more than the copy, and memory is trusted, unlike a disk. Pages
     that a killed process was writing are freed when the next process attaches.
@@ -74,6 +78,7 @@ class HostArena(KvTier):
         self._file = ArenaFile(path, self._geometry)
         with self._file.locks() as locks, locks.waiting(_HEADERS):
             self._recover(locks)
+        self._spare_locks: list[ByteLocks] = []
         self._pinned = ExitStack()
         if pin is not None:
             self._pinned.callback(pin(self._file.pages))
@@ -92,6 +97,33 @@ class HostArena(KvTier):
         reader = _ArenaReader(node, self._file.pages, pages, partial(self.has, key, pages))
         yield reader
         reader.verify()
+
+    def hold(self, copies: Mapping[str, Pages]) -> "HeldPages":
+        """Hold copies, by key, so that nobody writes to their pages. Those that cannot be held are ``missing``.
+
+        Writers to held pages raise PagesTaken. Raises OSError if the operating system refuses the locks.
+        """
+        locks = self._spare_locks.pop() if self._spare_locks else self._file.new_locks()
+        try:
+            missing = [key for key, pages in copies.items() if not self._is_held(locks, key, pages)]
+        except BaseException:
+            locks.close()
+            raise
+        return HeldPages(self._file.pages, copies, missing, partial(self._let_go, locks))
+
+    def _is_held(self, locks: ByteLocks, key: str, pages: Pages) -> bool:
+        if not pages.numbers or not self._exist(pages):
+            return False
+        shared = all(locks.share(first + 1, count) for first, count in _runs(pages.numbers))
+        return shared and self._recorded_in(pages, key) is not None
+
+    def _let_go(self, locks: ByteLocks) -> None:
+        if len(self._spare_locks) == _SPARE_LOCKS:
+            locks.close()
+            return
+        # To open a file takes longer than all of its locks.
+        locks.release_all()
+        self._spare_locks.append(locks)
 
     @contextmanager
     def writing(self, node: KvNode, pages: Pages | None) -> Iterator[PageWriter]:
@@ -143,6 +175,8 @@ class HostArena(KvTier):
     def close(self) -> None:
         """Detach from the arena. Its file stays."""
         self._pinned.close()
+        while self._spare_locks:
+            self._spare_locks.pop().close()
         self._file.close()
 
     @property
@@ -162,11 +196,14 @@ class HostArena(KvTier):
 
     def _node_in(self, pages: Pages, key: str | None) -> KvNode | None:
         """The node published in exactly these pages. None if there is none, or if it has another key."""
-        if not pages.numbers or not self._exist(pages) or not self._all_ready(pages):
-            return None
-        node = decode_node(self._record(pages.numbers))
+        node = self._recorded_in(pages, key) if pages.numbers and self._exist(pages) else None
         # The record may have changed while it was read, but not without the pages' state or stamp.
-        return node if node is not None and key in (None, node.key) and self._all_ready(pages) else None
+        return node if node is not None and self._all_ready(pages) else None
+
+    def _recorded_in(self, pages: Pages, key: str | None) -> KvNode | None:
+        """The same of pages that exist, whose record may change while it is read unless they are held."""
+        node = decode_node(self._record(pages.numbers)) if self._all_ready(pages) else None
+        return node if node is not None and key in (None, node.key) else None
 
     def _all_ready(self, pages: Pages) -> bool:
         """Whether these are all the pages of one published node, in order, under this stamp."""
@@ -205,7 +242,7 @@ class HostArena(KvTier):
             if self._node_in(pages, node.key) is not None:
                 return False
             if not all(locks.take(number + 1) for number in numbers):
-                raise PagesTaken(f"another writer is still writing the pages for {node.key}")
+                raise PagesTaken(f"the pages for {node.key} are still being written, or held")
             overwritten = self._stamps[numbers][self._states[numbers] == State.READY]
             self._states[numbers] = State.WRITING
             self._stamps[numbers] = pages.stamp
@@ -229,6 +266,45 @@ class HostArena(KvTier):
         for number in np.flatnonzero(self._states != State.FREE).tolist():
             if number not in whole and locks.take(number + 1):
                 self._states[number] = State.FREE
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive numbers, as the first one and how many there are."""
+    cuts = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
+    for begin, end in pairwise([0, *cuts, len(numbers)]):
+        yield numbers[begin], end - begin
+
+
+class HeldPages:
+    """Copies in the arena whose pages nobody writes to until ``let_go``. The ``missing`` ones are not there."""
+
+    def __init__(
+        self, memory: Page, copies: Mapping[str, Pages], missing: Sequence[str], let_go: Callable[[], None]
+    ) -> None:
+        self.missing = missing
+        self.let_go = let_go
+        self._memory = memory
+        self._copies = copies
+
+    @property
+    def count(self) -> int:
+        """How many pages are held."""
+        return sum(len(pages.numbers) for pages in self._copies.values())
+
+    def load(self, parts: Iterable[tuple[str, int, Sequence[int]]], target: PageTarget) -> None:
+        """Load parts of copies with one copy: pages from the first one on into as many blocks of the ``target``.
+
+        Raises IndexError if a copy has no such page.
+        """
+        rows: list[int] = []
+        blocks: list[int] = []
+        for key, first, into in parts:
+            numbers = self._copies[key].numbers
+            if not 0 <= first <= len(numbers) - len(into):
+                raise IndexError(f"pages {first} to {first + len(into)} of {len(numbers)}")
+            rows += numbers[first : first + len(into)]
+            blocks += into
+        target.write(self._memory, rows, blocks)
 
 
 class _ArenaReader(PageReader):

@@ -118,7 +118,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class ByteLocks:
-    """Locks on single bytes of an open file. Across all processes, one ``ByteLocks`` holds a byte at a time.
+    """Locks on bytes of an open file. Across all processes, one ``ByteLocks`` holds a byte, or several share it.
 
     The kernel releases them when the process ends, however it ends.
     """
@@ -144,17 +144,30 @@ class ByteLocks:
             return False
         return True
 
+    def share(self, first: int, count: int) -> bool:
+        """Keep ``count`` bytes from being held, from now on. Returns False if one of them is held elsewhere."""
+        try:
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_RDLCK, first, count)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
     def release(self, byte: int) -> None:
         """Release one byte."""
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
+
+    def release_all(self) -> None:
+        """Release all bytes, and stay open."""
+        # No bytes stands for all that follow the first one.
+        self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
 
     def close(self) -> None:
         """Release all bytes."""
         os.close(self._descriptor)
 
-    def _call(self, command: int, kind: int, byte: int) -> None:
+    def _call(self, command: int, kind: int, first: int, count: int = 1) -> None:
         # struct flock of 64-bit Linux: type, whence, start, length, and a process id that must be 0.
-        fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, first, count, 0))
 
 
 class ArenaFile:
@@ -176,9 +189,13 @@ class ArenaFile:
         self.headers: NDArray[np.void] = np.ndarray(count, PAGE_HEADER, memory, _BLOCK)
         self.pages: Page = np.ndarray((count, geometry.page_bytes), np.uint8, memory, headers_end, (geometry.stride, 1))
 
+    def new_locks(self) -> ByteLocks:
+        """Locks on the file's bytes, to be closed."""
+        return ByteLocks(self._descriptor)
+
     def locks(self) -> closing[ByteLocks]:
         """Locks on the file's bytes, released at the end of the block."""
-        return closing(ByteLocks(self._descriptor))
+        return closing(self.new_locks())
 
     def close(self) -> None:
         """Detach. The memory is unmapped when the last view of a page is gone. Idempotent."""

@@ -56,7 +56,7 @@ class TierFull(TierError):
 
 
 class PagesTaken(TierError):
-    """The pages belong to another writer: they were handed out again, or an earlier writer is still writing them."""
+    """The pages belong to others: they were handed out again, or are still being written, or held by a reader."""
 
 
 class StoredNode(NamedTuple):

@@ -77,6 +77,10 @@ class CudaBlocks(PagedBlocks):
         """A function that holds back the calling thread's later copies until the engine's work so far is done."""
         return self._copies.fence()
 
+    def join(self) -> Callable[[], bool]:
+        """Hold back the engine's later work until the copies of its thread are done."""
+        return self._copies.join()
+
     def finish(self) -> None:
         """Wait until all copies of the calling thread are done."""
         self._copies.mark()()

@@ -59,6 +59,17 @@ class CudaCopies:
         computed.record(torch.cuda.current_stream(self._device))
         return lambda: self._stream.wait_event(computed)
 
+    def join(self) -> Callable[[], bool]:
+        """Hold back the engine's later work until the copies of its thread, which calls this, are done.
+
+        Returns a function that says whether they are.
+        """
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(copied)
+        query: Callable[[], bool] = copied.query
+        return query
+
     def enter_thread(self) -> None:
         """Let all that the calling thread does on the device run in order with its copies."""
         torch.cuda.set_device(self._device)

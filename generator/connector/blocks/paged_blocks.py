@@ -215,6 +215,13 @@ class PagedBlocks(PageTarget, ABC):
         """
 
     @abstractmethod
+    def join(self) -> Callable[[], bool]:
+        """Hold back the engine's later work until the copies of its thread, which calls this, are done.
+
+        Returns a function that says whether they are, without waiting.
+        """
+
+    @abstractmethod
     def finish(self) -> None:
         """Wait until all copies of the calling thread are done."""
 

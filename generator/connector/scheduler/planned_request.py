@@ -8,7 +8,7 @@ from generator.connector.messages import Composed, Prefilled
 from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments, RequestBlocks, in_order
 from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece, copy_of
 from protocol.dependency import DependencyTrees
-from protocol.kv import KvNode, LostCopy, Paging, PeerRead
+from protocol.kv import KvNode, LostCopy, Pages, Paging, PeerRead
 from protocol.plans import Donor, PlannedNode, PrefillPlan
 from protocol.tiers import Tier
 
@@ -40,7 +40,8 @@ class PlannedRequest:
 
     - ``nodes``: the nodes of the ``plan`` with their positions in the prompt.
     - ``blocks``: the blocks that the engine has allocated to the request, by group.
-    - ``offer``: what the engine was last offered to load.
+    - ``offer``: what the engine was last offered to load. ``within_step``: whether what it reads in host
+      memory is held, so that it loads within the step that computes the rest.
     - ``local``: tokens that the engine found in its own cache. ``cached``: ``local`` plus what was loaded or
       composed. ``exact``: those before the composed part.
     - ``missing``: copies that were planned as sources and could not be read.
@@ -68,6 +69,7 @@ class PlannedRequest:
         self.blocks = RequestBlocks(paging)
         self.nodes_kept = False
         self.offer = Offer(0, 0, [])
+        self.within_step = False
         self.composed: Composed | None = None
         self.composing = False
         self.not_composed = False
@@ -84,12 +86,30 @@ class PlannedRequest:
 
     @property
     def loads_in_background(self) -> bool:
-        """Whether the offer composes, or has nodes in a tier below the GPU, whose copies may be slow, or missing.
+        """Whether the offer composes, or has nodes below the GPU that are not held: copies may be slow, or missing.
 
         Or it ends with a block of states: vLLM moves those into the next block before it lets copies be made.
         """
-        below = any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes)
+        below = any(self.planned(index).source is not Tier.GPU for index in self.offer.nodes) and not self.within_step
         return self.offer.composes or below or bool(self.offer.nodes and self._paging.ends_states_at(self.offer.end))
+
+    def copies_in_host(self) -> dict[str, Pages]:
+        """The copies in this machine's memory that the offer reads, by node; none if it cannot load within a step.
+
+        Then a copy is elsewhere, or does not have the node's pages, which is found out in the background.
+        """
+        if self.offer.composes or self._paging.has_states:
+            return {}
+        copies: dict[str, Pages] = {}
+        for index in self.offer.nodes:
+            node, planned = self.nodes[index], self.planned(index)
+            if planned.source is Tier.GPU:
+                continue
+            count = self._paging.page_count(node.prefix_tokens, node.tokens)
+            if planned.source is not Tier.HOST or planned.pages is None or len(planned.pages.numbers) != count:
+                return {}
+            copies[node.key] = planned.pages
+        return copies
 
     @property
     def saves(self) -> bool:
@@ -122,6 +142,7 @@ class PlannedRequest:
         reached = donated or found
         end = trees.end if trees is not None else _end(self.nodes[reached[-1]]) if reached else 0
         self.offer = Offer(local, max(local, min(end, last)), found, donated, trees)
+        self.within_step = False
         return self.offer
 
     def copies_offered(self) -> Iterator[tuple[str, Tier | None]]:
@@ -225,7 +246,8 @@ class PlannedRequest:
         windows: dict[str, tuple[int, ...]] = {}
         for index in self.offer.nodes if self._paging.has_windows else ():
             planned, window = self.planned(index), self.blocks.window_of(self.nodes[index])
-            if not _is_made(planned):
+            # After a preemption, a node may have kept its window.
+            if not _is_made(planned) or planned.key in self.blocks.windows:
                 continue
             missing = [number for number, block in window.items() if block == NULL_BLOCK]
             missing += self.blocks.states_of(self.nodes[index])

@@ -44,6 +44,8 @@ class RankResults:
                 self._memory[rank] = answered.memory
         joined = JobResults(
             loads={request_id: _slowest(loads) for request_id, loads in self._take(self._loads)},
+            # Of one rank: the others' host memory cannot be held.
+            step_load_s=dict(chain.from_iterable(answer.step_load_s.items() for answer in results.by_rank.values())),
             composed={request_id: _on_all_ranks(composed) for request_id, composed in self._take(self._composed)},
             transfers={number: all(done) for number, done in self._take(self._transfers)},
             purged={number: sum(left) for number, left in self._take(self._purged)},

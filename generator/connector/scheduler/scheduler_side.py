@@ -16,6 +16,7 @@ from generator.connector.scheduler.compositions import Compositions
 from generator.connector.scheduler.fair_steps import FairSteps
 from generator.connector.scheduler.followed_blocks import FollowedBlocks
 from generator.connector.scheduler.gpu_tier import BlockOwners, GpuTier
+from generator.connector.scheduler.held_copies import HeldCopies, HostCopies
 from generator.connector.scheduler.kept_windows import KeptWindows
 from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.scheduler.rank_results import RankResults
@@ -79,6 +80,7 @@ class SchedulerSide:
         self._ended: dict[str, PlannedRequest] = {}
         self._loads: list[Load] = []
         self._copies: list[BlockCopy] = []
+        self._held_copies = HeldCopies(self._lost)
         # Loads under way, by request. A load may outlive its request.
         self._loading: dict[str, Load] = {}
         # Steps under way, the oldest first.
@@ -89,9 +91,11 @@ class SchedulerSide:
         self._held: dict[str, tuple[ResidencyReport, ...]] = {}
         self._memory: KvMemory | None = None
 
-    def bind(self, pool: "BlockPool") -> None:
-        """Take the engine's block pool."""
+    def bind(self, pool: "BlockPool", host: HostCopies | None = None) -> None:
+        """Take the engine's block pool, and the host memory of the worker side if it is in this process."""
         self._gpu.bind(pool)
+        if host is not None:
+            self._held_copies.bind(host)
 
     # The life of a request
 
@@ -126,17 +130,19 @@ class SchedulerSide:
         """The number of tokens to load after the first ``local``, and whether they load in the background.
 
         The number is None while one of the copies is still being written. vLLM may ask several times: asking has no
-        side effect but the offer.
+        side effect but the offer, whose copies are held until the next step, or found to be lost.
         """
         state = self._states.get(request.request_id)
         if state is None:
             return 0, False
-        offer = state.make_offer(local, self._gpu)
-        if offer.end <= local:
-            return 0, False
-        if self._transfers.writes_any(set(state.copies_offered())):
-            return None, False
-        return offer.end - local, state.loads_in_background
+        while True:
+            offer = state.make_offer(local, self._gpu)
+            if offer.end <= local:
+                return 0, False
+            if self._transfers.writes_any(set(state.copies_offered())):
+                return None, False
+            if self._held_copies.hold(state):
+                return offer.end - local, state.loads_in_background
 
     def tokens_to_node_end(self, request: "Request", start: int) -> int:
         """How many tokens after the first ``start`` ones a node to keep ends; 0 if none does."""
@@ -169,9 +175,12 @@ class SchedulerSide:
         if state.loads_in_background:
             self._loads.append(load)
             self._loading[load.request_id] = load
-        else:
-            # Copies between the engine's own blocks are fast and do not fail: the request computes in this very step.
-            self._copies += load.copies
+            return
+        # Copies out of what is held do not fail: the request computes in this very step.
+        self._copies += load.copies
+        self._windows.loaded(load, state, failed=False)
+        if state.within_step:
+            self._held_copies.add(load)
 
     def complete(self, request: "Request") -> None:
         """Record the end of a request, finished or aborted. Its blocks return to the pool after this call."""
@@ -217,7 +226,8 @@ class SchedulerSide:
         if self._fair_steps is not None:
             self._fair_steps.begin(self._states.values(), output.total_num_scheduled_tokens)
         transfers, purges = self._transfers.take_queued()
-        jobs = StepJobs(states, self._loads, self._copies, compose, transfers, purges, self._inquiries, idle)
+        held = self._held_copies.take()
+        jobs = StepJobs(states, self._loads, held, self._copies, compose, transfers, purges, self._inquiries, idle)
         self._loads, self._copies, self._inquiries = [], [], []
         return jobs
 
@@ -237,6 +247,10 @@ class SchedulerSide:
             self._transfers.drop(node.key, tier, pages)
         for request_id, result in joined.loads.items():
             self._loaded(self._loading[request_id], result)
+        for request_id, seconds in joined.step_load_s.items():
+            state = self._state(request_id)
+            if state is not None:
+                state.load_seconds += seconds
         for request_id, composed in joined.composed.items():
             self._composed(request_id, composed)
         for number, done in joined.transfers.items():
@@ -261,7 +275,7 @@ class SchedulerSide:
     def busy(self) -> bool:
         """Whether the engine should keep stepping although no request needs it."""
         ended_early = any(state.reached is not None for state in self._ended.values())
-        busy = self._transfers.busy or self._compositions.busy or self._windows.busy
+        busy = self._transfers.busy or self._compositions.busy or self._windows.busy or self._held_copies.busy
         return bool(busy or self._unanswered or ended_early)
 
     def report(self) -> EngineReport | None:
@@ -323,6 +337,10 @@ class SchedulerSide:
         if Tier.GPU in (planned.source, planned.kept) and node.key not in self._gpu:
             self._lost.add(LostCopy(node.key, Tier.GPU))
 
+    def _state(self, request_id: str) -> PlannedRequest | None:
+        """A planned request, also one that has ended and is not reported yet."""
+        return self._states.get(request_id) or self._ended.get(request_id)
+
     def _loaded(self, load: Load, result: LoadResult) -> None:
         """Record the end of a load."""
         self._gpu.give_back(load.held_blocks)
@@ -333,8 +351,7 @@ class SchedulerSide:
             for copy in result.lost:
                 if not copy.location:
                     self._transfers.drop(copy.node, copy.tier, pages[copy])
-        # The request may have been aborted meanwhile.
-        state = self._states.get(load.request_id) or self._ended.get(load.request_id)
+        state = self._state(load.request_id)
         if state is not None:
             state.load_seconds += result.seconds
             state.missing.update((*result.lost, *result.unread))

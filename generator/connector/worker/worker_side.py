@@ -1,6 +1,7 @@
 """The connector's worker side: moves pages between the engine's blocks and the tiers.
 
-vLLM's worker-side calls end up here. Loads, and everything that leaves the blocks, run in their own threads.
+vLLM's worker-side calls end up here. Loads in the background, and everything that leaves the blocks, run in their own
+threads.
 """
 
 import threading
@@ -14,7 +15,9 @@ from generator.connector.step_jobs import JobResults, Load, LoadResult, StepJobs
 from generator.connector.worker.background_loads import BackgroundLoads
 from generator.connector.worker.compositions import Compositions
 from generator.connector.worker.peering import Peering
+from generator.connector.worker.step_loads import StepLoads
 from generator.connector.worker.tier_jobs import Movers, TierJobs, warn
+from generator.tiers.arena import HostArena
 from generator.tiers.base import KvTier
 from protocol.kv import KvMemory
 from protocol.tiers import Tier
@@ -28,7 +31,8 @@ class WorkerSide:
     """Carries out jobs over an engine's ``blocks`` and the ``tiers`` below the GPU, and collects their results.
 
     ``memory`` is reported with the first results. ``loader_threads`` threads share each load. ``peering`` connects the
-    tiers with those of other locations, if it is configured.
+    tiers with those of other locations, if it is configured. ``step_loads`` loads out of host memory, if there is any,
+    within steps.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class WorkerSide:
         self._blocks = blocks
         self._tiers = tiers
         self._jobs = TierJobs(blocks, tiers)
+        arena = tiers.get(Tier.HOST)
+        self.step_loads = StepLoads(blocks, arena, memory.host_bytes_per_s) if isinstance(arena, HostArena) else None
         self._peering = peering
         self._loads = BackgroundLoads(blocks, tiers, loader_threads, self._load_ended, self._stage, peering)
         self._compositions: Compositions | None = None
@@ -56,7 +62,7 @@ class WorkerSide:
         self._running = 0
 
     def load(self, jobs: StepJobs) -> None:
-        """Copy states, and start the step's loads. Call it before the forward pass, so that they run beside it."""
+        """Copy states, and start the loads in the background. Call it before the forward pass: they run beside it."""
         if jobs.states:
             self._blocks.copy(jobs.states)
         self._begin(len(jobs.loads))
@@ -69,6 +75,8 @@ class WorkerSide:
         """Make the copies that the step's forward pass needs."""
         if jobs.copies:
             self._blocks.copy(jobs.copies)
+        if self.step_loads is not None:
+            self.step_loads.load(jobs.step_loads)
 
     def compose_with(self, compositions: Compositions) -> None:
         """Compose with this from now on. Without it, no job may have donors."""
@@ -145,6 +153,8 @@ class WorkerSide:
         """The other results since the last call, or None if there are none."""
         with self._changed:
             results, self._results = self._results, JobResults()
+        if self.step_loads is not None:
+            results.step_load_s = self.step_loads.take_seconds()
         return results if results != JobResults() else None
 
     def close(self) -> None:
@@ -153,6 +163,8 @@ class WorkerSide:
             # First, so that no load waits for a peer, and no peer reads from a tier that is closed.
             self._peering.close()
         self._loads.close()
+        if self.step_loads is not None:
+            self.step_loads.close()
         self._movers.close()
         if self._compositions is not None:
             self._compositions.close()

@@ -4,6 +4,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 import pytest
+from page_target import MemoryBlocks
 from tier_checks import check_tier
 from tier_contract import (
     PAGE_BYTES,
@@ -92,6 +93,70 @@ def test_a_writer_keeps_its_pages_until_it_is_done(arena):
     assert (read(arena, NODE, late) == content_of(NODE)).all()
     write(arena, make_node(1), next_one)
     assert held(arena) == {make_node(1).key}
+
+
+class TestHeldPages:
+    def test_nobody_writes_to_them(self, arena, opened):
+        """Neither this process nor another one with the arena. Once they are let go, both may."""
+        write(arena, NODE, hand_out(NODE, 1))
+        one, other = (each.hold({NODE.key: hand_out(NODE, 1)}) for each in (arena, opened()))
+        assert not one.missing
+        assert not other.missing
+        arena.drop(NODE.key, hand_out(NODE, 1))
+        for holder in (one, other):
+            for writer in (arena, opened()):
+                with pytest.raises(PagesTaken):
+                    write(writer, make_node(1), hand_out(NODE, 2))
+            holder.let_go()
+        write(arena, make_node(1), hand_out(NODE, 2))
+        assert held(arena) == {make_node(1).key}
+
+    def test_their_content_stays_after_a_drop(self, arena):
+        write(arena, NODE, hand_out(NODE, 1))
+        pages = arena.hold({NODE.key: hand_out(NODE, 1)})
+        arena.drop(NODE.key, hand_out(NODE, 1))
+        target = MemoryBlocks(3, [PAGE_BYTES])
+        pages.load([(NODE.key, 0, range(3))], target)
+        assert all((target.page(index) == page).all() for index, page in enumerate(content_of(NODE)))
+        pages.let_go()
+
+    def test_parts_of_several_copies_are_loaded_with_one_copy(self, arena):
+        behind = make_node(1)
+        write(arena, NODE)
+        write(arena, behind)
+        pages = arena.hold({NODE.key: hand_out(NODE), behind.key: hand_out(behind)})
+        target = MemoryBlocks(3, [PAGE_BYTES])
+        pages.load([(NODE.key, 2, [0]), (behind.key, 0, [2, 1])], target)
+        assert target.written == [3]
+        loaded = [target.page(block) for block in (0, 2, 1)]
+        assert (loaded == np.array([content_of(NODE)[2], *content_of(behind)[:2]])).all()
+        with pytest.raises(IndexError):
+            pages.load([(NODE.key, 2, [0, 1])], target)
+        pages.let_go()
+
+    def test_what_is_not_there_is_missing(self, arena):
+        other = make_node(1)
+        write(arena, NODE, hand_out(NODE, 3))
+        wrong = {
+            other.key: hand_out(NODE, 3),
+            "stamp": hand_out(NODE, 2),
+            "nothing": Pages((), 3),
+            "outside": Pages((10_000,), 3),
+        }
+        pages = arena.hold({NODE.key: hand_out(NODE, 3), **wrong})
+        assert pages.missing == list(wrong)
+        pages.let_go()
+
+    def test_pages_that_are_being_written_cannot_be_held(self, arena):
+        with arena.writing(NODE, hand_out(NODE, 1)) as writer:
+            for index, page in enumerate(content_of(NODE)):
+                writer.page(index)[:] = page
+            pages = arena.hold({NODE.key: hand_out(NODE, 1)})
+            assert pages.missing == [NODE.key]
+            pages.let_go()
+        pages = arena.hold({NODE.key: hand_out(NODE, 1)})
+        assert not pages.missing
+        pages.let_go()
 
 
 def test_reading_raises_if_the_pages_are_handed_out_again(arena):

@@ -39,7 +39,9 @@ class Engine:
         self, name: str, source: Tier | None, kept: Tier | None, prefix: str = "k", **message: object
     ) -> "Request":
         """A request with two nodes of eight tokens, k0 and k1 by default, and a question of two."""
-        nodes = tuple(PlannedNode(f"{prefix}{index}", 8, source, kept) for index in range(2))
+        nodes = message.pop("nodes", None) or tuple(
+            PlannedNode(f"{prefix}{index}", 8, source, kept) for index in range(2)
+        )
         request = Request(
             request_id=name,
             num_tokens=18,

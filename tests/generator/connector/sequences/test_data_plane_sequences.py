@@ -29,6 +29,7 @@ from toy_controller import ToyController
 from toy_engine import ONE_KIND, PAGE, ToyEngine, answer_to
 
 from generator.connector.messages import RequestMessage
+from generator.tiers.arena import State
 from protocol.kv import Orders, PageGroup
 from protocol.tiers import Tier
 
@@ -79,12 +80,13 @@ def a_path(random: Random) -> list[int]:
 class DataPlane(RuleBasedStateMachine):
     groups = ONE_KIND
 
-    @initialize(seed=SEEDS, asynchronous=st.booleans())
-    def start(self, seed: int, asynchronous: bool) -> None:
+    @initialize(seed=SEEDS, asynchronous=st.booleans(), within_steps=st.booleans())
+    def start(self, seed: int, asynchronous: bool, within_steps: bool) -> None:
         random = Random(seed)
         self.blocks = BLOCKS * len(self.groups) + 1
         self.host_pages = HOST_PAGES * len(self.groups)
         self.asynchronous = asynchronous
+        self.within_steps = within_steps
         self.folder = Path(tempfile.mkdtemp(dir=FOLDER)) / "kv"
         self.folder.mkdir()
         documents = [[random.randrange(90) for _ in range(random.randint(1, 26))] for _ in range(DOCUMENTS)]
@@ -93,7 +95,9 @@ class DataPlane(RuleBasedStateMachine):
     def engine(self) -> ToyEngine:
         page_bytes = PAGE_BYTES * PAGE * max(group.times for group in self.groups)
         kv = {"host_gib": self.host_pages * page_bytes / (1 << 30), "disk_gib": DISK_BYTES / (1 << 30)}
-        engine = ToyEngine(self.folder, self.blocks, self.asynchronous, FOLDER / "model", self.groups, **kv)
+        engine = ToyEngine(
+            self.folder, self.blocks, self.asynchronous, FOLDER / "model", self.groups, self.within_steps, **kv
+        )
         OPENED.add(engine)
         return engine
 
@@ -151,6 +155,21 @@ class DataPlane(RuleBasedStateMachine):
         if nodes:
             stored = Random(seed).choice(nodes)
             host.drop(stored.node.key, stored.pages)
+
+    @rule(instance=INSTANCES, seed=SEEDS)
+    def step_while_a_page_changes(self, instance: int, seed: int) -> None:
+        """Another process gets a page of host memory after a step is scheduled, writes into it, and is killed."""
+        host = self.controller.engines[instance].worker_side._tiers[Tier.HOST]
+
+        def change() -> None:
+            page = Random(seed).randrange(self.host_pages)
+            with host._file.locks() as locks:
+                if locks.take(page + 1):
+                    host._file.pages[page] = 99
+                    host._states[page] = State.FREE
+
+        self.controller.engines[instance].step(change)
+        self.controller.collect(instance)
 
     @rule(seed=SEEDS, fault=st.sampled_from(["flip", "truncate", "delete", "swap"]))
     def damage_a_file(self, seed: int, fault: str) -> None:

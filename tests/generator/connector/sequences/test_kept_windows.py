@@ -122,13 +122,43 @@ def test_what_a_speculative_prefill_has_computed_is_kept_with_its_windows(engine
 
 def test_all_blocks_are_free_in_the_end(engine, documents):
     free = engine.free_blocks
-    documents.ask(engine, "saves", None, Tier.HOST, 4)
+    documents.ask(engine, "saves", None, Tier.DISK, 4)
     assert engine.free_blocks == free
-    engine.send(documents.message("aborted", Tier.HOST, Tier.GPU), [*documents.tokens, 1], 1)
+    engine.send(documents.message("aborted", Tier.DISK, Tier.GPU), [*documents.tokens, 1], 1)
     engine.step()
     engine.abort("aborted")
     engine.run_until(lambda: engine.idle)
     assert engine.free_blocks == free
+
+
+@pytest.mark.parametrize("documents", KINDS[:3], indirect=True)
+@pytest.mark.parametrize("engine", [False], indirect=True)
+def test_a_load_after_a_preemption_writes_into_no_free_block(engine, documents, monkeypatch):
+    """The nodes have kept their windows, which are not loaded again: the spare blocks would be others' by then."""
+    documents.ask(engine, "saves", None, Tier.HOST, 4)
+    forget_own_cache(engine)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    step_loads = engine.worker_side.step_loads
+    load, loaded = step_loads.load, []
+
+    def checked(loads):
+        written = [block for one in loads for piece in one.pieces for block in piece.blocks]
+        assert all(pool.blocks[block].ref_cnt for block in written)
+        loaded.extend(loads)
+        load(loads)
+
+    monkeypatch.setattr(step_loads, "load", checked)
+    prompt = [*documents.tokens, *range(1, 80)]
+    engine.send(documents.message("asks", Tier.HOST, Tier.GPU), prompt, 1)
+    engine.step()
+    (request,) = engine.scheduler.running
+    engine.scheduler.running.clear()
+    engine.scheduler._preempt_request(request, 0.0)
+    engine.scheduler.prev_step_scheduled_req_ids.clear()
+    forget_own_cache(engine)
+    engine.run_until(lambda: engine.idle)
+    assert [one.request_id for one in loaded] == ["asks", "asks"]
+    assert engine.answers["asks"] == answer_to(prompt, 1, documents.paging.groups)
 
 
 def test_nothing_of_a_document_that_is_deleted_during_its_prefill_is_found_later(engine, documents):

@@ -139,10 +139,14 @@ class ToyRunner:
             connector.start_load_kv(None)
         connector.wait_for_save()
         ended = connector.get_transfer_results(output.finished_req_ids)
+        failed = connector.get_block_ids_with_load_errors()
+        computed = {block for name in sampled for blocks in self._prompts[name].blocks for block in blocks}
+        # vLLM would go on with wrong tokens, or hang (vLLM issue 49250).
+        assert not failed & computed, "a load has failed in the step that computes with it"
         result = KVConnectorOutput(
             finished_recving=ended.finished_recving,
             failed_recving=ended.failed_recving,
-            invalid_block_ids=connector.get_block_ids_with_load_errors(),
+            invalid_block_ids=failed,
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
         connector.clear_connector_metadata()
@@ -238,7 +242,8 @@ class ToyRunner:
 class ToyEngine:
     """An engine in steps. Its KV is kept under ``folder``, which several engines may share.
 
-    ``model`` is a folder for the model's configuration. The model has layers of the kinds ``groups``.
+    ``model`` is a folder for the model's configuration. The model has layers of the kinds ``groups``. ``within_steps``
+    says whether it loads from host memory within the steps that compute, as engines of one rank do.
     """
 
     def __init__(
@@ -248,6 +253,7 @@ class ToyEngine:
         async_scheduling: bool,
         model: Path,
         groups: Sequence[PageGroup] = ONE_KIND,
+        within_steps: bool = True,
         **kv: Any,
     ) -> None:
         config = _config(folder, blocks, async_scheduling, model, groups, kv)
@@ -264,6 +270,9 @@ class ToyEngine:
         )
         self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
         self._runner = ToyRunner(self.worker, blocks, groups)
+        if within_steps:
+            pool = self.scheduler.kv_cache_manager.block_pool
+            self.connector._scheduler_side.bind(pool, self.worker.step_loads)
         self._under_way: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._at_once = 2 if async_scheduling else 1
         self.answers: dict[str, list[int]] = {}
@@ -316,10 +325,12 @@ class ToyEngine:
         """Whether there is nothing to do."""
         return not self._under_way and not self.scheduler.has_requests()
 
-    def step(self) -> None:
-        """Do what vLLM's engine core does in one step."""
+    def step(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """Do what vLLM's engine core does in one step. ``meanwhile`` is called once the step is scheduled."""
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
+            if meanwhile is not None:
+                meanwhile()
             self._under_way.append((output, self._runner.execute(output)))
             if len(self._under_way) < self._at_once:
                 return
