@@ -35,6 +35,7 @@ class KvPath:
         self, segments: Sequence[Segment], paging: Paging, namespace: str | None = None, first_page: int = 0
     ) -> None:
         self.segments = tuple(segments)
+        self.paging = paging
         self.namespace = namespace or uuid4().hex
         self.keys = [key.hex() for key in path_keys(self.namespace, [segment.key for segment in segments])]
         self.pages: list[Pages] = []

@@ -157,7 +157,7 @@ class OverheadBenchmark:
     async def _pair(
         self, questions: list[str], stack_first: bool, max_tokens: int
     ) -> tuple[list[StreamTiming], list[StreamTiming]]:
-        prompts = {question: await self._prompt(question, max_tokens) for question in dict.fromkeys(questions)}
+        prompts = {question: await self.prompt(question, max_tokens) for question in dict.fromkeys(questions)}
         self._prompt_tokens |= {question: prompt.token_count for question, prompt in prompts.items()}
         plans = [
             PrefillPlan(f"bench-{time.monotonic_ns()}", "", "bench-overhead", prompts[question])
@@ -175,9 +175,13 @@ class OverheadBenchmark:
         engine = await by_engine()
         return await by_stack(), engine
 
-    async def _prompt(self, question: str, max_tokens: int) -> Prompt:
-        """Return the prompt that the stack makes of this question."""
-        request = SearchRequest(self._tenant, self._collection, question, self._top_k)
+    async def prompt(self, question: str, max_tokens: int) -> Prompt:
+        """Return the prompt that the stack makes of this question.
+
+        The search has a space more, which changes no result: the retriever remembers the vectors of questions, and is
+        to embed this one for the stack.
+        """
+        request = SearchRequest(self._tenant, self._collection, f"{question} ", self._top_k)
         async for candidates in self._retriever.search(request):
             if candidates.final:
                 return self._layout.lay_out([ChatMessage("user", question)], candidates.docs, max_tokens)

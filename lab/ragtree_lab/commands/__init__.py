@@ -9,6 +9,7 @@ from ragtree_lab.commands.compose import compose
 from ragtree_lab.commands.controller import controller
 from ragtree_lab.commands.engines.exactness import exactness
 from ragtree_lab.commands.engines.families import families
+from ragtree_lab.commands.engines.fixed_costs import fixed_costs
 from ragtree_lab.commands.engines.tiers import tiers
 from ragtree_lab.commands.follow_ups import follow_ups
 from ragtree_lab.commands.graph.fine_tuning import fine_tuning
@@ -57,6 +58,7 @@ for command in (
     auxiliary,
     fine_tuning,
     tiers,
+    fixed_costs,
     replay,
     reorder,
     sustained,

@@ -7,19 +7,16 @@ Limits: synthetic documents, one machine, nothing cached. With the fake engine i
 """
 
 import asyncio
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import httpx
 import typer
 from rich.table import Table
 
 from ragtree_lab.commands.common.options import counts
+from ragtree_lab.commands.common.own_stack import own_stack
 from services.cli.connection import JsonOption
 from services.cli.output import print_json, progress_bar, results
 from services.config import Config, load_config
-from services.stack.run_state import StackProcess
 
 if TYPE_CHECKING:
     from ragtree_lab.overhead import OverheadResult
@@ -69,38 +66,25 @@ def overhead(
 
 
 async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
-    import ray
-
     from loadtest.traffic.synthetic_corpus import SyntheticCorpus
     from ragtree_lab.overhead import OverheadBenchmark, ingest
-    from services.app import connect_parts
 
     groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
     corpus = SyntheticCorpus(groups * OVERHEAD_TOP_K, OVERHEAD_WORDS, seed, per_topic=OVERHEAD_TOP_K)
-    with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder, progress_bar() as progress:
-        own = {"SERVER__PORT": "0", "GATEWAY__API_KEYS": "[]", "GENERATOR__KV__OBJECT_STORE": "null"}
-        environment = {f"RAGTREE_{name}": value for name, value in own.items()}
-        process = StackProcess(Path(folder), environment, own_session=False)
-        waiting = progress.add_task("starting a stack", total=None)
-        running = process.start(wait_s=300)
-        progress.remove_task(waiting)
-        try:
-            ray.init(address=running.ray_address, logging_level="ERROR", log_to_driver=False)
-            parts = connect_parts(config)
-            async with httpx.AsyncClient(base_url=running.url, timeout=600) as http:
-                bar = progress.add_task("ingesting", total=None)
-                await ingest(http, OVERHEAD_COLLECTION, corpus)
-                progress.update(bar, description="measuring", total=groups - 1)
-                benchmark = OverheadBenchmark(
-                    http,
-                    parts.retriever,
-                    parts.generator,
-                    parts.layout,
-                    tenant=config.gateway.default_tenant,
-                    collection=OVERHEAD_COLLECTION,
-                    top_k=OVERHEAD_TOP_K,
-                    max_tokens=OVERHEAD_ANSWER_TOKENS,
-                )
-                return await benchmark.run(samples, corpus, lambda streams: progress.advance(bar, streams))
-        finally:
-            process.stop()
+    with progress_bar() as progress:
+        bar = progress.add_task("starting a stack", total=None)
+        async with own_stack(config, {}) as (http, parts):
+            progress.update(bar, description="ingesting")
+            await ingest(http, OVERHEAD_COLLECTION, corpus)
+            progress.update(bar, description="measuring", total=groups - 1)
+            benchmark = OverheadBenchmark(
+                http,
+                parts.retriever,
+                parts.generator,
+                parts.layout,
+                tenant=config.gateway.default_tenant,
+                collection=OVERHEAD_COLLECTION,
+                top_k=OVERHEAD_TOP_K,
+                max_tokens=OVERHEAD_ANSWER_TOKENS,
+            )
+            return await benchmark.run(samples, corpus, lambda streams: progress.advance(bar, streams))
