@@ -13,7 +13,7 @@ The baseline is the engine timed in its own process. Limits: one machine, one mo
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import httpx
@@ -75,6 +75,16 @@ class OverheadResult(msgspec.Struct, frozen=True):
     by_streams: dict[str, OverheadRow]
 
 
+def rounds_of(streams: int, wanted: int) -> int:
+    """Return how many rounds of all ``streams`` take the ``wanted`` samples: two at least, so each side goes first."""
+    return max(2, -(-wanted // streams))
+
+
+def questions_of(samples: Mapping[int, int]) -> int:
+    """Return how many questions ``samples[n]`` samples with n streams take, with the one that warms up."""
+    return 1 + sum(rounds_of(streams, wanted) * streams for streams, wanted in samples.items())
+
+
 async def ingest(http: httpx.AsyncClient, collection: str, corpus: SyntheticCorpus) -> None:
     """Ingest the corpus into a collection of the stack. Raises InternalError if a document fails."""
     sent = await http.post(
@@ -131,7 +141,7 @@ class OverheadBenchmark:
             engine: list[StreamTiming] = []
             stack_again: list[StreamTiming] = []
             engine_again: list[StreamTiming] = []
-            rounds = max(2, -(-wanted // streams))
+            rounds = rounds_of(streams, wanted)
             for number in range(rounds):
                 asked = [next(questions) for _ in range(streams)]
                 stack_first = number % 2 == 0

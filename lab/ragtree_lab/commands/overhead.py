@@ -67,9 +67,9 @@ def overhead(
 
 async def _overhead(config: Config, samples: dict[int, int], seed: int) -> "OverheadResult":
     from loadtest.traffic.synthetic_corpus import SyntheticCorpus
-    from ragtree_lab.overhead import OverheadBenchmark, ingest
+    from ragtree_lab.overhead import OverheadBenchmark, ingest, questions_of
 
-    groups = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in samples.items())
+    groups = questions_of(samples)
     corpus = SyntheticCorpus(groups * OVERHEAD_TOP_K, OVERHEAD_WORDS, seed, per_topic=OVERHEAD_TOP_K)
     with progress_bar() as progress:
         bar = progress.add_task("starting a stack", total=None)

@@ -30,7 +30,7 @@ from ragtree_lab.fixed_costs.load_costs import TIERS, LoadCosts
 from ragtree_lab.fixed_costs.saturation import ANSWER_TOKENS, Ask, Served, asks_stack, asks_vllm, served
 from ragtree_lab.fixed_costs.vllm_server import vllm_server
 from ragtree_lab.measuring.engines import ComparedEngines
-from ragtree_lab.overhead import OverheadBenchmark, OverheadRow, ingest
+from ragtree_lab.overhead import OverheadBenchmark, OverheadRow, ingest, questions_of
 
 SHAPE: dict[str, Any] = {
     "model_type": "llama",
@@ -110,9 +110,8 @@ class StackCosts:
         self._http = http
         self._overhead = overhead
         self._sizes = sizes
-        rows = {1: sizes.samples, MANY: sizes.samples * 2}
-        self._rows = rows
-        topics = 1 + sum(max(2, -(-wanted // streams)) * streams for streams, wanted in rows.items()) + sizes.prompts
+        self._rows = {1: sizes.samples, MANY: sizes.samples * 2}
+        topics = questions_of(self._rows) + sizes.prompts
         self._corpus = SyntheticCorpus(topics * TOP_K, _WORDS, _SEED, per_topic=TOP_K)
         self.questions = self._corpus.questions[-sizes.prompts :]
 

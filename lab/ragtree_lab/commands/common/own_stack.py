@@ -1,7 +1,7 @@
 """A stack that is started for one measurement."""
 
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ _START_S = 300
 
 @asynccontextmanager
 async def own_stack(
-    config: Config, environment: Mapping[str, str], on_wait: Callable[[str], None] = lambda _: None
+    config: Config, environment: Mapping[str, str]
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, "Parts"]]:
     """Run a stack on an empty folder, and give its API and its parts. ``config`` is the stack's own.
 
@@ -34,7 +34,7 @@ async def own_stack(
     own = {f"RAGTREE_{name}": value for name, value in _OWN.items()}
     with tempfile.TemporaryDirectory(prefix="ragtree-bench-") as folder:
         process = StackProcess(Path(folder), {**own, **environment}, own_session=False)
-        running = process.start(_START_S, on_wait)
+        running = process.start(_START_S)
         try:
             ray.init(address=running.ray_address, logging_level="ERROR", log_to_driver=False)
             parts = connect_parts(config)
