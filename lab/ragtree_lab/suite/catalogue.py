@@ -84,6 +84,7 @@ BENCHMARKS = (
         "--vectors 100000 --nlist 512 --questions 10 --search-ratio 0.25,1 --rates 2,4 --sweep-questions 40",
     ),
     Benchmark("overhead", "--streams 1,4 --samples 8"),
+    Benchmark("fixed-costs", "--rounds 3 --samples 8 --prompts 16 --turns 2"),
     Benchmark("replay", "--quick", _SQUAD, draws=True),
 )
 """All benchmarks. The quick options together are meant for about an hour on two cores."""

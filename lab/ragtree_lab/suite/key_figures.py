@@ -225,6 +225,14 @@ KEY_FIGURES = {
         Figure("TTFT of the engine, {} streams, median", "by_streams.*.engine_p50_ms", "ms"),
         Figure("tokens of a prompt, median", "prompt_tokens_p50"),
     ),
+    "fixed-costs": (
+        Figure("TTFT over HTTP, ours over that of vllm serve, {}", "ttft_ratio.*", "x"),
+        Figure("requests a second at 16 streams over HTTP, {}", "requests_per_s.*"),
+        Figure("TTFT above vLLM's own cache, scheduler {}, KV in {}, {} tokens", "load_ms.*.*.*", "ms"),
+        Figure("time to the first token that the stack adds, one stream", "stack_ms", "ms"),
+        Figure("the same, 16 streams", "stack_ms_16", "ms"),
+        Figure("time per token that the stack adds, 16 streams", "per_token_ms_16", "ms"),
+    ),
     "replay": (
         Figure("mean TTFT without load, {} over ours", "ttft_ratio_unloaded.*", "x"),
         Figure("mean TTFT at the highest rate that both sustain, {} over ours", "ttft_ratio.*", "x"),

@@ -12,6 +12,7 @@ from ragtree_lab.compose.benchmark import ComposeResult
 from ragtree_lab.controller.benchmark import ControllerResult
 from ragtree_lab.exactness import ExactnessResult
 from ragtree_lab.families.benchmark import FamiliesResult
+from ragtree_lab.fixed_costs.benchmark import FixedCosts
 from ragtree_lab.follow_ups.benchmark import FollowUpResult
 from ragtree_lab.graph.benchmark import GraphResult
 from ragtree_lab.graph.policies.rows import GraphPoliciesResult
@@ -62,6 +63,7 @@ RESULTS = {
     "reorder": ReorderResult,
     "speculation": SpeculationReport,
     "overhead": OverheadResult,
+    "fixed-costs": FixedCosts,
     "replay": ReplayResult,
 }
 
