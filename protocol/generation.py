@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from protocol.kv import KvMemory, LostCopy, PeerRead
+from protocol.kv import KvMemory, KvRead, LostCopy
 from protocol.tiers import Tier
 
 FinishReason = Literal["stop", "length", "ended"]
@@ -83,7 +83,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
     were, ``recomputed_tokens`` donated ones that were computed again, whose KV ``deviation`` compares with what was
     donated. ``in_trees`` says that the prompt's facts have KV of dependency attention. ``lost`` lists copies that the
     engine found missing, could not write, or had to drop since the last result. They may be of other plans' nodes.
-    ``peers`` is what was read from other locations.
+    ``reads`` is what was read of tiers, as far as it was timed: here, and at other locations.
     """
 
     prompt_tokens: int
@@ -96,7 +96,12 @@ class PrefillResult(msgspec.Struct, frozen=True):
     in_trees: bool = False
     loaded: dict[Tier, int] = {}
     lost: tuple[LostCopy, ...] = ()
-    peers: tuple[PeerRead, ...] = ()
+    reads: tuple[KvRead, ...] = ()
+
+    @property
+    def peer_reads(self) -> tuple[KvRead, ...]:
+        """What was read at other locations."""
+        return tuple(read for read in self.reads if read.location)
 
     @property
     def computed_tokens(self) -> int:

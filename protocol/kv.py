@@ -167,11 +167,14 @@ class PeerCopy(msgspec.Struct, frozen=True):
     pages: Pages | None = None
 
 
-class PeerRead(msgspec.Struct, frozen=True):
-    """What an instance has read from a tier of another location, at an ``address``: ``tokens`` in ``seconds``.
+class KvRead(msgspec.Struct, frozen=True):
+    """What an instance has read from a tier for one request: ``tokens`` in ``seconds``.
 
-    It ``failed`` if the peer was not reached, or did not send everything intact and in time. Copies that the peer does
-    not have are lost instead.
+    At another ``location``, it was read at an ``address``. It ``failed`` if the peer was not reached, or did not send
+    everything intact and in time. Copies that the peer does not have are lost instead.
+
+    Without a location, the tier is the instance's own. Then ``seconds`` are those that the request has waited until the
+    engine could compute it. Loads within the step that computes are not waited for, and not reported.
     """
 
     location: str

@@ -22,7 +22,7 @@ from protocol.documents import (
 )
 from protocol.generation import EngineInfo, GenerationStep, Sampling, ServedAdapter
 from protocol.graph import UNBOUNDED, ContextBudget, GraphRequest, GraphView, Path
-from protocol.kv import LostCopy, Orders, PeerRead, ResidencyReport
+from protocol.kv import KvRead, LostCopy, Orders, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
@@ -150,10 +150,10 @@ class Controller(Protocol):
         Cancelling the call leaves the queue. Raises Overloaded at once if the queue is full.
         """
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), reads: Sequence[KvRead] = ()) -> None:
         """Record that a plan has its first token: its KV can be reused from now on, and other queries may start.
 
-        ``lost`` and ``peers`` are those of the plan's ``PrefillResult``. Raises UnknownPlan.
+        ``lost`` and ``reads`` are those of the plan's ``PrefillResult``. Raises UnknownPlan.
         """
 
     async def complete(self, report: CompletionReport) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from protocol.cache import TierStats
 from protocol.dependency import DependencyTrees
-from protocol.kv import LostCopy, Move, Pages, PeerCopy, PeerRead
+from protocol.kv import KvRead, LostCopy, Move, Pages, PeerCopy
 from protocol.prompts import Prompt
 from protocol.retrieval import Revisions
 from protocol.tiers import Tier
@@ -216,7 +216,7 @@ class CompletionReport(msgspec.Struct, frozen=True):
     All figures are 0 if the plan ended before its first token: then none of its KV was kept. Otherwise all its KV is
     kept as planned, except ``lost``: copies, of its nodes or of others, that the instance found missing, could not
     write, or had to drop. ``unwritten`` are the copies in shared tiers that the plan was to write and that are not
-    there; None if some may still be written. ``peers`` is what was read from other locations.
+    there; None if some may still be written. ``reads`` are those of the plan's ``PrefillResult``.
     """
 
     query_id: str
@@ -228,7 +228,7 @@ class CompletionReport(msgspec.Struct, frozen=True):
     prefill_ms: float = 0.0
     lost: tuple[LostCopy, ...] = ()
     unwritten: tuple[LostCopy, ...] | None = None
-    peers: tuple[PeerRead, ...] = ()
+    reads: tuple[KvRead, ...] = ()
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):

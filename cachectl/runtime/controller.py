@@ -18,9 +18,9 @@ from cachectl.runtime.deletion import Deletion
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
 from cachectl.runtime.instance_registry import InstanceRegistry
+from cachectl.runtime.kv_reads import KvReads
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.messages import Messages, Namespaces, lost_at_peers, lost_copies
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.runtime.recovery import Recovery
 from cachectl.runtime.statistics import Statistics
@@ -38,7 +38,7 @@ from cachectl.tree.view import tree_view
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.errors import InvalidRequest, Overloaded
 from protocol.generation import ComposingInfo, ServedAdapter, StepBudget
-from protocol.kv import LostCopy, PeerRead
+from protocol.kv import KvRead, LostCopy
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
@@ -145,9 +145,9 @@ class Controller:
         )
         self.adapters = adapters or Adapters()
         self.recovery = Recovery(self._scheduler, tombstones, self._namespaces, self._deliveries, self.adapters, shard)
-        self._peer_reads = PeerReads(self._tree, clock)
+        self._kv_reads = KvReads(self._tree, clock)
         self.instances = InstanceRegistry(
-            self._scheduler, self._leases, self.recovery, self._deliveries, self._peer_reads
+            self._scheduler, self._leases, self.recovery, self._deliveries, self._kv_reads
         )
         reuse = ReuseRule(
             settings.reuse,
@@ -176,11 +176,11 @@ class Controller:
             self._deliveries,
             self._messages,
             executor,
-            self._peer_reads,
+            self._kv_reads,
             settings.prepare_after_s,
         )
         self._statistics = Statistics(
-            settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher, self._peer_reads
+            settings.policy, self._scheduler, self._leases, self.instances, self._prefetcher, self._kv_reads
         )
 
     # The path of a query
@@ -227,14 +227,14 @@ class Controller:
             raise
         return self._leased(request, grant, queued_ms=(self._clock() - arrived) * 1000, unshared=unshared)
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), reads: Sequence[KvRead] = ()) -> None:
         """Record that a plan has its first token: others find what it computed from now on, and may start.
 
-        ``lost`` are copies of any nodes, ``peers`` what the plan has read at other locations. Raises UnknownPlan for a
-        query that holds no plan, and UnknownNode for a malformed key; then nothing has changed.
+        ``lost`` are copies of any nodes, ``reads`` what the plan has read of tiers. Raises UnknownPlan for a query that
+        holds no plan, and UnknownNode for a malformed key; then nothing has changed.
         """
         here = lost_copies(lost)
-        self._learn(query_id, lost_at_peers(lost), peers)
+        self._learn(query_id, lost_at_peers(lost), reads)
         self._leases.prefilled(query_id, here)
         self._prefetcher.start()
         self._deliveries.start()
@@ -252,7 +252,7 @@ class Controller:
         prefilled = report.cached_tokens + report.computed_tokens + report.composed_tokens > 0
         unwritten = None if report.unwritten is None else lost_copies(report.unwritten)
         here = lost_copies(report.lost)
-        self._learn(report.query_id, lost_at_peers(report.lost), report.peers)
+        self._learn(report.query_id, lost_at_peers(report.lost), report.reads)
         self._leases.complete(report.query_id, prefilled, here, unwritten)
         self._prefetcher.start()
         self._deliveries.start()
@@ -261,7 +261,7 @@ class Controller:
     async def lose(self, instance: str, lost: Sequence[LostCopy]) -> None:
         """Record copies that an instance has reported as lost with another shard's plan. Raises UnknownNode."""
         self._tree.grants.lose(instance, lost_copies(lost))
-        self._peer_reads.lose(lost_at_peers(lost))
+        self._kv_reads.lose(lost_at_peers(lost))
         self._deliveries.start()
 
     # What operators and idle time do
@@ -356,19 +356,17 @@ class Controller:
         """End leases that have run out, and retry deliveries and prefetches that wait. Call this regularly."""
         self._leases.expire()
         self.instances.forget_ended()
-        self._peer_reads.look()
+        self._kv_reads.look()
         self._speculations.sweep()
         self._prefetcher.start()
         self._deliveries.start()
 
-    def _learn(
-        self, query_id: str, lost: Mapping[str, Sequence[tuple[bytes, Tier]]], reads: Sequence[PeerRead]
-    ) -> None:
-        """Learn from a plan's reads at other locations, before other requests are planned."""
+    def _learn(self, query_id: str, lost: Mapping[str, Sequence[tuple[bytes, Tier]]], reads: Sequence[KvRead]) -> None:
+        """Learn from what a plan has read, before other requests are planned."""
         grant = self._tree.grants.open.get(query_id)
         if grant is not None:
-            self._peer_reads.lose(lost)
-            self._peer_reads.record(grant.instance, reads)
+            self._kv_reads.lose(lost)
+            self._kv_reads.record(grant.instance, reads)
 
     def _leased(
         self,

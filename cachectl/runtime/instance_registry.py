@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence, Set
 
 from cachectl.runtime.deliveries import Deliveries
+from cachectl.runtime.kv_reads import KvReads
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.recovery import Recovery
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tiers.location import KvStorage
@@ -27,14 +27,14 @@ class InstanceRegistry:
         leases: Leases,
         recovery: Recovery,
         deliveries: Deliveries,
-        peer_reads: PeerReads,
+        kv_reads: KvReads,
     ) -> None:
         self._scheduler = scheduler
         self.tiers = scheduler.tree.tiers
         self._leases = leases
         self._recovery = recovery
         self._deliveries = deliveries
-        self._peer_reads = peer_reads
+        self._kv_reads = kv_reads
         self.boots: dict[str, str] = {}
         self.failed = 0
         self.refused: set[str] = set()
@@ -94,7 +94,7 @@ class InstanceRegistry:
         requests even if it was retired. Raises UnknownInstance, and what ``Recovery.restore`` raises; in the second
         case the instance has restarted with empty tiers.
         """
-        self._peer_reads.forget(instance)
+        self._kv_reads.forget(instance)
         self._scheduler.branches.forget(instance)
         failed, waiting = self._leases.restart(instance, location, peers)
         # Before anything can be refused: a bad report must not restart the instance again at every look.
@@ -127,7 +127,7 @@ class InstanceRegistry:
         """Remove retired instances whose requests have all ended."""
         for instance in self._scheduler.instances.ended():
             self._scheduler.instances.remove(instance)
-            self._peer_reads.forget(instance)
+            self._kv_reads.forget(instance)
             self._scheduler.branches.forget(instance)
             self._deliveries.discard_missed(instance)
             self.boots.pop(instance, None)

@@ -18,9 +18,9 @@ import structlog
 
 from cachectl.runtime.deliveries import Deliveries
 from cachectl.runtime.executor import Executor
+from cachectl.runtime.kv_reads import KvReads
 from cachectl.runtime.leases import Leases
 from cachectl.runtime.messages import Messages, lost_at_peers, lost_copies
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.scheduling.scheduler import Scheduler
 from protocol.errors import RagtreeError, UnknownPlan
 from protocol.generation import PrefillResult
@@ -73,7 +73,7 @@ class Prefetcher:
         deliveries: Deliveries,
         messages: Messages,
         executor: Executor | None,
-        peer_reads: PeerReads,
+        kv_reads: KvReads,
         after_s: float | None,
     ) -> None:
         self._scheduler = scheduler
@@ -81,7 +81,7 @@ class Prefetcher:
         self._deliveries = deliveries
         self._messages = messages
         self._executor = executor
-        self._peer_reads = peer_reads
+        self._kv_reads = kv_reads
         self._after_s = after_s
         self._numbers = count(1)
         # In the order in which they became overdue.
@@ -255,8 +255,8 @@ class Prefetcher:
             outcome = _FAILED if task.cancelled() else task.result()
             if outcome.prefill is not None:
                 # Before others are planned.
-                self._peer_reads.lose(outcome.at_peers)
-                self._peer_reads.record(plan.instance, outcome.prefill.peers)
+                self._kv_reads.lose(outcome.at_peers)
+                self._kv_reads.record(plan.instance, outcome.prefill.reads)
             try:
                 self._leases.complete(plan.query_id, outcome.prefill is not None, outcome.lost)
             except UnknownPlan:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cachectl.runtime.instance_registry import InstanceRegistry
+from cachectl.runtime.kv_reads import KvReads
 from cachectl.runtime.leases import Leases
-from cachectl.runtime.peer_reads import PeerReads
 from cachectl.runtime.prefetch import Prefetcher
 from cachectl.scheduling.scheduler import Scheduler
 from cachectl.tree.grant import Grant
@@ -26,14 +26,14 @@ class Statistics:
         leases: Leases,
         instances: InstanceRegistry,
         prefetcher: Prefetcher,
-        peer_reads: PeerReads,
+        kv_reads: KvReads,
     ) -> None:
         self._policy = policy
         self._scheduler = scheduler
         self._leases = leases
         self._instances = instances
         self._prefetcher = prefetcher
-        self._peer_reads = peer_reads
+        self._kv_reads = kv_reads
         self.rejected = 0
         self._admitted = 0
         self._ended = dict.fromkeys(PlanOutcome, 0)
@@ -78,8 +78,8 @@ class Statistics:
             tiers=tier_stats(self._scheduler.tree),
             prepared_tokens=self._prefetcher.prefetched_tokens,
             generated_tokens=self._prefetcher.generated_tokens,
-            peer_tokens=self._peer_reads.tokens,
-            peer_failures=self._peer_reads.failures,
+            peer_tokens=self._kv_reads.tokens,
+            peer_failures=self._kv_reads.failures,
             moves_given_up=self._scheduler.tree.tiers.under_way.given_up,
             instances=tuple(self._loads()),
         )

@@ -12,7 +12,7 @@ from cachectl.sharding.controller_shard import ControllerShard, shard_of
 from protocol.cache import CachePath, DocumentDeletion, TierStats, TreeNode, TreeView
 from protocol.errors import Unavailable, UnknownNode, UnknownPlan
 from protocol.generation import ServedAdapter
-from protocol.kv import LostCopy, PeerRead
+from protocol.kv import KvRead, LostCopy
 from protocol.parts import Controller
 from protocol.plans import (
     AdmissionRequest,
@@ -90,7 +90,7 @@ class ShardedController:
         self._granted(request.query_id, owner, plan)
         return plan
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), reads: Sequence[KvRead] = ()) -> None:
         """Record that a plan has its first token. Raises UnknownPlan.
 
         An engine reports lost copies of any shard's nodes with its next plan, so every shard hears of them.
@@ -98,7 +98,7 @@ class ShardedController:
         holder = self._of_plan.get(query_id)
         if holder is None:
             raise UnknownPlan(f"query {query_id!r} holds no plan")
-        await self._at(holder.shard).prefilled(query_id, lost, peers)
+        await self._at(holder.shard).prefilled(query_id, lost, reads)
         await self._lose_elsewhere(holder, lost)
 
     async def complete(self, report: CompletionReport) -> None:

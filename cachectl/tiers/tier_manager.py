@@ -9,6 +9,7 @@ from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.eviction import CopyRemoval, Eviction, is_supported
 from cachectl.tiers.location import KvStorage, Location
 from cachectl.tiers.moves_under_way import MovesUnderWay
+from cachectl.tiers.own_loads import OwnLoads
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.pending_moves import MoveBatch, PendingMoves
@@ -30,7 +31,8 @@ class TierManager:
     none either: they only prefill documents of requests that wait for others.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
-    that of the ``storage``, where ``arena`` hands out the pages of host memory. ``links`` lead to other locations.
+    that of the ``storage``, where ``arena`` hands out the pages of host memory. ``loads`` come from
+    the tiers of an instance's own location, and ``links`` lead to other ones.
     ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity`` tokens.
     """
 
@@ -41,6 +43,7 @@ class TierManager:
         forget: Callable[[Node], None],
         find: Callable[[bytes], Node | None],
         arena: PageAllocator | None,
+        loads: OwnLoads,
         links: PeerLinks,
     ) -> None:
         capacities = storage.capacities
@@ -48,6 +51,7 @@ class TierManager:
             raise ConfigError(f"the tiers' capacities must not be negative: {capacities}")
         self._policy = policy
         self._find = find
+        self.loads = loads
         self.links = links
         self._gpu_capacity = capacities.gpu if policy.keeps else 0
         # Each request asks for it, and there may be thousands of caches.

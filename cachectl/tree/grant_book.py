@@ -83,7 +83,7 @@ class GrantBook:
                 namespace, documents, instance, question_tokens, pinned, recompute_share
             )
         hits = prefix.copies
-        loaded, _, _ = prefix.loading
+        loaded = prefix.loading.documents
         computed = prefix.computed
         seconds_per_token = (prefix.seconds - prefix.moving_s) / computed if computed else 0.0
         composing = prefix.composing

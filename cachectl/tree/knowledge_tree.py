@@ -16,6 +16,7 @@ from cachectl.nodes.keys import child_key, path_keys
 from cachectl.nodes.node import Node
 from cachectl.policies.base import ReplacementPolicy
 from cachectl.tiers.location import KvStorage
+from cachectl.tiers.own_loads import OwnLoads
 from cachectl.tiers.page_allocator import PageAllocator
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.pending_moves import drop
@@ -65,7 +66,13 @@ class KnowledgeTree:
         self.paging = storage.paging
         self.registry = NodeRegistry(policy, composes=composes)
         self.tiers = TierManager(
-            policy, storage, self._forget, self.registry.find, arena, PeerLinks(costs.peer_token_s)
+            policy,
+            storage,
+            self._forget,
+            self.registry.find,
+            arena,
+            OwnLoads(costs.load),
+            PeerLinks(costs.peer_token_s),
         )
         self.lookup = PrefixLookup(self.registry, self.tiers, costs)
         self._pins = Pins(self.tiers)

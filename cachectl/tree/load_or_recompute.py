@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cachectl.nodes.node import Copy, PathDocument
+from cachectl.tiers.own_loads import OwnLoads
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
 from protocol.generation import ASKED_TOKENS
@@ -15,9 +16,9 @@ from protocol.tiers import Tier
 class TreeCosts(NamedTuple):
     """What an instance takes, in seconds.
 
-    ``prefill(cached, new)`` are those of a prefill, and ``load(tokens, tier)`` those of a load from a tier of its own
-    location; None: loads are free. Until it is measured, reading a token's KV at another location takes
-    ``peer_token_s``. Moving it to another position takes ``move_s``.
+    ``prefill(cached, new)`` are those of a prefill, and ``load(tokens, tier)`` those that the bytes of a load from a
+    tier of its own location take; None: loads are free. Until it is measured, reading a token's KV at another location
+    takes ``peer_token_s``. Moving it to another position takes ``move_s``.
     """
 
     prefill: Callable[[int, int], float]
@@ -27,11 +28,15 @@ class TreeCosts(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """What a plan loads of the copies that it finds: the first ``documents``, of ``tokens``, in ``seconds``."""
+    """What a plan loads of the copies that it finds: the first ``documents``, of ``tokens``, in ``seconds``.
+
+    Of these, ``constant_s`` pass however few the tokens are.
+    """
 
     documents: int
     tokens: int
     seconds: float
+    constant_s: float = 0.0
 
 
 class Composing(NamedTuple):
@@ -58,25 +63,29 @@ class Composing(NamedTuple):
 class LoadOrRecompute:
     """Chooses what a prompt loads and what it composes so that the first token comes soonest, by the ``costs``.
 
-    Loads from other locations take what the ``links`` say.
+    Loads from an instance's own location take what ``loads`` says, and those from other ones what the ``links`` say.
     """
 
-    def __init__(self, costs: TreeCosts, links: PeerLinks) -> None:
+    def __init__(self, costs: TreeCosts, loads: OwnLoads, links: PeerLinks) -> None:
         self._cost = costs.prefill
         self._load = costs.load
         self._move_s = costs.move_s
+        self._loads = loads
         self._links = links
 
     def load_seconds(self, copy: Copy, gpu: TierCache) -> float:
-        """Seconds to load a copy for the instance with this GPU. Loads move whole pages."""
+        """Seconds to load a copy for the instance with this GPU, besides ``constant_s``. Loads move whole pages."""
         if self._load is None:
             return 0.0
         cache, tokens = copy.cache, copy.node.room
-        seconds = self._load(tokens, cache.tier)
         if gpu.reaches(cache):
-            return seconds
-        slower_s = seconds - self._load(tokens, Tier.HOST)
+            return self._loads.seconds(gpu.owner, tokens, cache.tier)
+        slower_s = self._load(tokens, cache.tier) - self._load(tokens, Tier.HOST)
         return self._links.seconds(gpu.owner, cache.location, tokens, cache.tier, slower_s)
+
+    def constant_s(self, copy: Copy, gpu: TierCache) -> float:
+        """Seconds that a load which includes a copy takes at least. Links have their own latency."""
+        return self._loads.constant_s(gpu.owner, copy.cache.tier) if gpu.reaches(copy.cache) else 0.0
 
     def loading(self, found: Sequence[Copy], prompt_tokens: int, gpu: TierCache) -> Loading:
         """How much of ``found`` to load into a GPU for a prompt of ``prompt_tokens`` tokens, its question included.
@@ -88,7 +97,7 @@ class LoadOrRecompute:
             for copy in found:
                 tokens += copy.node.tokens
             return Loading(len(found), tokens, 0.0)
-        seconds = 0.0
+        constant_s = seconds = 0.0
         best: Loading | None = None
         best_s = 0.0
         for index, copy in enumerate(found):
@@ -97,11 +106,12 @@ class LoadOrRecompute:
                     # Faster tiers come first on a path, so the GPU has nothing after this document.
                     best, best_s = Loading(index, tokens, 0.0), self._cost(tokens, prompt_tokens - tokens)
                 seconds += self.load_seconds(copy, gpu)
+                constant_s = max(constant_s, self.constant_s(copy, gpu))
             tokens += copy.node.tokens
             if best is not None:
-                total_s = seconds + self._cost(tokens, prompt_tokens - tokens)
+                total_s = constant_s + seconds + self._cost(tokens, prompt_tokens - tokens)
                 if total_s <= best_s:
-                    best, best_s = Loading(index + 1, tokens, seconds), total_s
+                    best, best_s = Loading(index + 1, tokens, constant_s + seconds, constant_s), total_s
         assert best is not None
         return best
 
@@ -125,7 +135,7 @@ class LoadOrRecompute:
         chosen: list[Copy | None] = []
         # Selecting runs the end of the question over the documents.
         asked = min(question_tokens, ASKED_TOKENS)
-        reused, seconds = 0, self._cost(loading.tokens + computed - question_tokens, asked)
+        reused, constant_s, seconds = 0, 0.0, self._cost(loading.tokens + computed - question_tokens, asked)
         for donor, document in zip(donors, documents, strict=True):
             spared = document.tokens - round(share * document.tokens)
             if donor is None or self._donate_seconds(donor, gpu) >= spared * per_token_s:
@@ -137,6 +147,9 @@ class LoadOrRecompute:
             chosen.append(donor)
             reused += spared
             seconds += self._donate_seconds(donor, gpu)
+            constant_s = max(constant_s, self.constant_s(donor, gpu))
+        # Donors are loaded together with the prefix.
+        seconds += max(0.0, constant_s - loading.constant_s)
         # Computing documents first takes another pass. That does not count: it is worth what it keeps.
         if reused <= 0 or seconds + self._cost(loading.tokens + reused, computed - reused) >= exact_s:
             return None

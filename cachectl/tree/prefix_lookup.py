@@ -47,7 +47,7 @@ class PrefixLookup:
         self._roots = registry.roots
         self._tiers = tiers
         self._cost = costs.prefill
-        self._choice = LoadOrRecompute(costs, tiers.links)
+        self._choice = LoadOrRecompute(costs, tiers.loads, tiers.links)
 
     def match(self, namespace: str, contents: Iterable[str], instance: str) -> list[Copy]:
         """The longest prefix within an instance's own reach: each document's fastest copy. O(depth), reads only."""

@@ -112,7 +112,7 @@ class Lease(Ends):
 
     async def _report_prefilled(self, prefill: PrefillResult) -> None:
         try:
-            await self._controller.prefilled(self._plan_id, prefill.lost, prefill.peers)
+            await self._controller.prefilled(self._plan_id, prefill.lost, prefill.reads)
             self._prefill_reported = True
         except UnknownPlan:
             log.debug("nothing_to_commit", plan_id=self._plan_id)
@@ -153,7 +153,7 @@ class Lease(Ends):
             # Reported once: another plan may have restored the copies since.
             lost=() if self._prefill_reported else self._prefill.lost,
             unwritten=self._unwritten,
-            peers=() if self._prefill_reported else self._prefill.peers,
+            reads=() if self._prefill_reported else self._prefill.reads,
         )
 
     async def _end_reader(self, reader: asyncio.Task[None]) -> None:

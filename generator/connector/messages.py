@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
+from protocol.kv import KvMemory, KvRead, LostCopy, Orders, ResidencyReport
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
@@ -63,14 +63,14 @@ class Prefilled(msgspec.Struct, frozen=True):
 
     ``load_ms`` is the time spent on loads; on a GPU, that of submitting those within a step. ``reached`` is set for a
     speculative request that ended before its first token: the number of prompt tokens that were computed by then, 0 if
-    none of it is kept. ``composed`` is set if donated tokens were used. ``peers`` is what was read at other locations.
+    none of it is kept. ``composed`` is set if donated tokens were used. ``reads`` is what was read of tiers.
     """
 
     loaded: dict[Tier, int]
     load_ms: float
     reached: int | None = None
     composed: Composed | None = None
-    peers: tuple[PeerRead, ...] = ()
+    reads: tuple[KvRead, ...] = ()
 
 
 class EngineReport(msgspec.Struct, frozen=True):

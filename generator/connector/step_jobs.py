@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from generator.connector.messages import NOT_COMPOSED, Composed
 from generator.tiers.base import TierContents
 from protocol.dependency import DependencyTrees
-from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerRead, without_adapter
+from protocol.kv import KvMemory, KvNode, KvRead, LostCopy, Pages, without_adapter
 from protocol.plans import Donor, PlannedNode, Recompute
 from protocol.tiers import Tier
 
@@ -249,7 +249,7 @@ class LoadResult:
     lost: tuple[LostCopy, ...] = ()
     failed: bool = False
     unread: tuple[LostCopy, ...] = ()
-    peers: tuple[PeerRead, ...] = ()
+    peers: tuple[KvRead, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class FirstPrefill(NamedTuple):
             kv_load_ms=first.kv_load_ms + prefill.kv_load_ms,
             loaded=loaded,
             lost=(*first.lost, *prefill.lost),
-            peers=(*first.peers, *prefill.peers),
+            reads=(*first.reads, *prefill.reads),
         )
 
 
@@ -217,7 +217,7 @@ def _reported(result: PrefillResult, prefilled: Prefilled, router: "ReportRouter
         kv_load_ms=prefilled.load_ms,
         loaded=prefilled.loaded,
         lost=router.take_lost(),
-        peers=prefilled.peers,
+        reads=prefilled.reads,
     )
 
 

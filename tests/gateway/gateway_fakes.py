@@ -43,7 +43,7 @@ from protocol.errors import (
 from protocol.filters import Comparison
 from protocol.generation import EngineInfo, GenerationStep, PrefillResult, Sampling, TokenLogprob
 from protocol.graph import GraphMode, GraphRequest, GraphState, GraphView, Subgraph
-from protocol.kv import KvMemory, LostCopy, Orders, PeerRead, ResidencyReport
+from protocol.kv import KvMemory, KvRead, LostCopy, Orders, ResidencyReport
 from protocol.plans import (
     AdmissionRequest,
     CompletionReport,
@@ -407,7 +407,7 @@ class FakeController(FakeAdapters):
             trees=prompt.trees,
         )
 
-    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), peers: Sequence[PeerRead] = ()) -> None:
+    async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), reads: Sequence[KvRead] = ()) -> None:
         await self.phases.enter("prefilled")
         if query_id in self._warming:
             self.present.add(self._warming[query_id])

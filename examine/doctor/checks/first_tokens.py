@@ -68,7 +68,10 @@ _LARGE = 8 << 20
 
 
 class Bandwidths:
-    """Compares loads from each tier with a plain memory copy, or a plain file read, of as many bytes."""
+    """Compares loads from each tier with a plain memory copy, or a plain file read, of as many bytes.
+
+    Shows what a request waits for a load besides, until the engine computes it.
+    """
 
     name = "bandwidth"
     needs = (FirstTokens.name,)
@@ -82,7 +85,13 @@ class Bandwidths:
             rates = [measured.size / took[tier].prefill.kv_load_ms * 1000 for took in measured.rounds]
             plain, plain_rates = against[tier]
             share = median(ours / theirs for ours, theirs in zip(rates, plain_rates, strict=True))
-            shown.append(f"{tier} {median(rates) / 1e9:.1f} GB/s ({share:.2f} of {plain})")
+            waits_ms = [
+                max(0.0, 1000 * read.seconds - took[tier].prefill.kv_load_ms)
+                for took in measured.rounds
+                for read in took[tier].prefill.reads
+            ]
+            constant = f" and {median(waits_ms):.1f} ms a load" if waits_ms else ""
+            shown.append(f"{tier} {median(rates) / 1e9:.1f} GB/s ({share:.2f} of {plain}){constant}")
             if share < _SLOW and measured.size >= _LARGE:
                 slow.append(f"loads from {tier} reach only {share:.0%} of {plain}")
         if not shown:

@@ -8,7 +8,7 @@ from generator.connector.messages import Composed, Prefilled
 from generator.connector.scheduler.request_blocks import NULL_BLOCK, PlacedDocuments, RequestBlocks, in_order
 from generator.connector.step_jobs import BlockCopy, Composition, DonorPages, Load, Piece, copy_of
 from protocol.dependency import DependencyTrees
-from protocol.kv import KvNode, LostCopy, Pages, Paging, PeerRead
+from protocol.kv import KvNode, KvRead, LostCopy, Pages, Paging
 from protocol.plans import Donor, PlannedNode, PrefillPlan
 from protocol.tiers import Tier
 
@@ -46,7 +46,7 @@ class PlannedRequest:
       composed. ``exact``: those before the composed part.
     - ``missing``: copies that were planned as sources and could not be read.
     - ``silent``: locations that did not serve a copy. The request asks them for no other one: each costs a timeout.
-    - ``peer_reads``: what was read at other locations.
+    - ``reads``: what was read of tiers, as far as it was timed.
     - ``nodes_kept``: whether the nodes are already kept as planned.
     - ``forgotten``: whether a document was deleted meanwhile, so that nothing of this request may be found later.
     - ``reached``: set if a speculative request ended before its first token; prompt tokens computed by then.
@@ -79,7 +79,7 @@ class PlannedRequest:
         self.load_seconds = 0.0
         self.missing: set[LostCopy] = set()
         self.silent: set[str] = set()
-        self.peer_reads: list[PeerRead] = []
+        self.reads: list[KvRead] = []
         self.forgotten = False
         self.reported = False
         self.reached: int | None = None
@@ -328,8 +328,7 @@ class PlannedRequest:
             source = self.planned(index).loaded_from
             if tokens > 0 and source is not None:
                 loaded[source] = loaded.get(source, 0) + tokens
-        peers = tuple(self.peer_reads)
-        return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed, peers)
+        return Prefilled(loaded, self.load_seconds * 1000, self.reached, self.composed, tuple(self.reads))
 
 
 def _is_made(planned: PlannedNode) -> bool:

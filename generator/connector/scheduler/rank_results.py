@@ -8,7 +8,7 @@ import msgspec
 
 from generator.connector.step_jobs import CompositionResult, JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode, TierContents
-from protocol.kv import KvMemory, PeerRead, Peers
+from protocol.kv import KvMemory, KvRead, Peers
 from protocol.tiers import Tier
 
 Job = TypeVar("Job", bound=Hashable)
@@ -92,7 +92,7 @@ def _slowest(loads: Sequence[LoadResult]) -> LoadResult:
     """The result of all ranks' parts of a load."""
     lost = dict.fromkeys(copy for load in loads for copy in load.lost)
     unread = dict.fromkeys(copy for load in loads for copy in load.unread)
-    reads: dict[tuple[str, Tier], list[PeerRead]] = {}
+    reads: dict[tuple[str, Tier], list[KvRead]] = {}
     for read in chain.from_iterable(load.peers for load in loads):
         reads.setdefault((read.location, read.tier), []).append(read)
     return LoadResult(

@@ -18,6 +18,7 @@ from generator.connector.scheduler.followed_blocks import FollowedBlocks
 from generator.connector.scheduler.gpu_tier import BlockOwners, GpuTier
 from generator.connector.scheduler.held_copies import HeldCopies, HostCopies
 from generator.connector.scheduler.kept_windows import KeptWindows
+from generator.connector.scheduler.load_waits import LoadWaits
 from generator.connector.scheduler.planned_request import PlannedRequest
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.scheduler.transfer_queue import LostCopies, TransferQueue
@@ -81,6 +82,7 @@ class SchedulerSide:
         self._loads: list[Load] = []
         self._copies: list[BlockCopy] = []
         self._held_copies = HeldCopies(self._lost)
+        self._waits = LoadWaits(paging.page_tokens)
         # Loads under way, by request. A load may outlive its request.
         self._loading: dict[str, Load] = {}
         # Steps under way, the oldest first.
@@ -173,6 +175,8 @@ class SchedulerSide:
         # Until they are copied, held blocks must not be written to, also if their nodes are released.
         self._gpu.retain(load.held_blocks)
         if state.loads_in_background:
+            busy = self._loading or self._compositions.busy or any(step.computes for step in self._steps)
+            self._waits.begin(load, alone=not busy)
             self._loads.append(load)
             self._loading[load.request_id] = load
             return
@@ -198,6 +202,7 @@ class SchedulerSide:
                 self._prefilled(state)
         self._transfers.forget_message(state.plan.query_id)
         self._compositions.drop(request.request_id)
+        self._waits.drop(request.request_id)
         self._blocks.leave(state)
         self._windows.give_back(state)
         if not state.reported:
@@ -216,6 +221,8 @@ class SchedulerSide:
         # With asynchronous scheduling, a pause would also delay the step that is being computed.
         compose = self._compositions.next_step()
         computed = (*output.num_scheduled_tokens, *((compose.request_id,) if compose is not None else ()))
+        if (waited := self._waits.computes(computed)) is not None:
+            self._states[waited[0]].reads.append(waited[1])
         plans = frozenset(self._states[name].plan.query_id for name in computed if name in self._states)
         retained = [copy.source for copy in self._copies]
         retained += [block for copy in states for block in (copy.source, copy.target)]
@@ -345,6 +352,8 @@ class SchedulerSide:
         """Record the end of a load."""
         self._gpu.give_back(load.held_blocks)
         self._lost.add(*result.lost)
+        if result.failed:
+            self._waits.drop(load.request_id)
         if self._ranks > 1:
             # Other ranks may still have their part of the copy.
             pages = {read.copy: read.source.pages for read in (*load.pieces, *load.donors)}
@@ -357,7 +366,7 @@ class SchedulerSide:
             state.missing.update((*result.lost, *result.unread))
             # An object store that does not answer says nothing about what lies on this machine.
             state.silent.update(copy.location for copy in result.unread if copy.location)
-            state.peer_reads += result.peers
+            state.reads += result.peers
         waiting = self._states.get(load.request_id)
         self._windows.loaded(load, waiting, result.failed)
         if load.composition is None:

@@ -16,7 +16,7 @@ from generator.connector.worker.tier_jobs import warn
 from generator.peers.page_client import RemoteReader
 from generator.peers.wire import PeerUnreachable, Reason
 from generator.tiers.base import KvBroken, KvMissing, KvTier, PageReader, PageTarget, TierUnavailable
-from protocol.kv import LostCopy, PeerCopy, PeerRead
+from protocol.kv import KvRead, LostCopy, PeerCopy
 from protocol.tiers import Tier
 
 Ended = Callable[[Load, LoadResult, set[int]], None]
@@ -113,7 +113,7 @@ class LoadProgress:
                 bool(self.failed_blocks),
                 tuple(self._unread),
                 tuple(
-                    PeerRead(
+                    KvRead(
                         location,
                         peer.pages * self._page_tokens,
                         peer.ended - peer.began,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.runtime.peer_reads import PeerReads
+from cachectl.runtime.kv_reads import KvReads
 from cachectl.sharding.controller_shard import shard_of
-from protocol.kv import PeerRead
+from protocol.kv import KvRead
 from ragtree_lab.controller.machines import TIMEOUT_S
 from ragtree_lab.simulation.simulator import PREFILLED, SimulatedService, Simulator
 
@@ -47,7 +47,7 @@ class PeerSimulator(Simulator):
         self._link_bytes_per_s = link_bytes_per_s
         self._now = 0.0
         self._looks_at_s = 0.0
-        self._reads = [PeerReads(scheduler.tree, lambda: self._now) for scheduler in schedulers]
+        self._reads = [KvReads(scheduler.tree, lambda: self._now) for scheduler in schedulers]
         # When each machine's link has sent what is planned so far.
         self._link_free_s = dict.fromkeys(self._tree.tiers.locations, 0.0)
         # By query, until its prefill ends.
@@ -106,9 +106,7 @@ class PeerSimulator(Simulator):
         self._engine_free_s[grant.instance] = end
         self._at(end, PREFILLED, grant.query_id)
 
-    def _read(
-        self, reads: PeerReads, instance: str, step: PlannedNode, begin: float, until: float
-    ) -> tuple[float, bool]:
+    def _read(self, reads: KvReads, instance: str, step: PlannedNode, begin: float, until: float) -> tuple[float, bool]:
         """Read a document at a peer, for no longer than ``until``; when that has ended, and whether all came."""
         peer, tokens = step.peer, step.tokens
         assert peer is not None
@@ -121,7 +119,7 @@ class PeerSimulator(Simulator):
             self.peer_tokens += tokens
         else:
             end, tokens = until, 0
-        reads.record(instance, [PeerRead(peer.location, tokens, end - begin, failed=not came, tier=peer.tier)])
+        reads.record(instance, [KvRead(peer.location, tokens, end - begin, failed=not came, tier=peer.tier)])
         return end, came
 
     def _prefilled(self, query_id: str, now: float) -> None:

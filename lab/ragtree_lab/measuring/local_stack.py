@@ -74,7 +74,7 @@ class LocalStack:
 
         async def prefilled(prefill: PrefillResult) -> None:
             # From here on the next query may be prefilled, and reuse this one's KV.
-            await controller.prefilled(query_id, prefill.lost, prefill.peers)
+            await controller.prefilled(query_id, prefill.lost, prefill.reads)
 
         try:
             came = await generate(self._engines[plan.instance], plan, sampling, prefilled)

@@ -128,4 +128,4 @@ def row(
 
 def was_read(arrived: Arrived) -> bool:
     """Whether a query had KV that was read at the peer."""
-    return any(read.tokens and not read.failed for read in arrived.answer.prefill.peers)
+    return any(read.tokens and not read.failed for read in arrived.answer.prefill.peer_reads)

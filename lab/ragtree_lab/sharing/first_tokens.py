@@ -98,7 +98,7 @@ class FirstTokenRounds:
                 continue
             for case, answer in came.items():
                 ttft[case].append(answer.ttft_ms)
-            (read,) = came["remote"].prefill.peers
+            (read,) = came["remote"].prefill.peer_reads
             rates["remote"].append(read.tokens / memory.page_tokens * memory.page_bytes / read.seconds)
             rates["tcp"].append(copied)
         return FirstTokens(
@@ -145,8 +145,8 @@ def _plan(path: KvPath, pair: _Pair, case: str) -> PrefillPlan:
 def _check(came: Generation, path: KvPath, case: str) -> None:
     found = came.prefill.cached_tokens
     expected = 0 if case == "computed" else path.tokens
-    if found != expected or bool(came.prefill.peers) != (case == "remote"):
-        raise InternalError(f"{case}: {found} of {expected} tokens were loaded, reads at peers: {came.prefill.peers}")
+    if found != expected or bool(came.prefill.peer_reads) != (case == "remote"):
+        raise InternalError(f"{case}: {found} of {expected} tokens were loaded, at peers {came.prefill.peer_reads}")
 
 
 def _ratio(measured: list[float], baseline: list[float]) -> float:

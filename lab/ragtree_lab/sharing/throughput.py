@@ -177,7 +177,7 @@ def _served(turns: Sequence[_Turn]) -> Served:
         mean_ttft_ms=mean(answer.ttft_ms for answer in came),
         mean_latency_ms=mean(latency for turn in turns for latency in turn.latencies_ms),
         token_hit_rate=sum(answer.prefill.cached_tokens for answer in came) / tokens,
-        peer_rate=sum(read.tokens for answer in came for read in answer.prefill.peers) / tokens,
+        peer_rate=sum(read.tokens for answer in came for read in answer.prefill.peer_reads) / tokens,
         generated_rate=sum(turn.generated_tokens for turn in turns) / tokens,
         asking_share=sum(turn.asking_s for turn in turns) / seconds / len(os.sched_getaffinity(0)),
     )

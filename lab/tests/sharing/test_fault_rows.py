@@ -5,18 +5,18 @@ import pytest
 from examine.measuring.engines import Generation
 from protocol.errors import Unavailable
 from protocol.generation import PrefillResult, TokenLogprob
-from protocol.kv import PeerRead
+from protocol.kv import KvRead
 from ragtree_lab.sharing.fault_rows import Phase, phase, row
 from ragtree_lab.sharing.open_loop import Arrived
 
 
-def arrived(ttft_ms: float, token: int = 7, peers: tuple[PeerRead, ...] = (), logprob: float = -1.0) -> Arrived:
-    answer = Generation(ttft_ms, PrefillResult(10, 5, 1.0, peers=peers), "", (TokenLogprob(token, logprob),))
+def arrived(ttft_ms: float, token: int = 7, peers: tuple[KvRead, ...] = (), logprob: float = -1.0) -> Arrived:
+    answer = Generation(ttft_ms, PrefillResult(10, 5, 1.0, reads=peers), "", (TokenLogprob(token, logprob),))
     return Arrived(ttft_ms, ttft_ms, ttft_ms / 1000, answer)
 
 
-READ = (PeerRead("there", 64, 0.01),)
-FAILED = (PeerRead("there", 0, 1.0, True),)
+READ = (KvRead("there", 64, 0.01),)
+FAILED = (KvRead("there", 0, 1.0, True),)
 
 
 def test_queries_are_compared_with_the_same_ones_when_they_were_computed():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cachectl.nodes.node import Copy, Node, PathDocument
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.own_loads import OwnLoads
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute, TreeCosts
@@ -32,12 +33,23 @@ def donors(tokens: list[int | None], tier: Tier = Tier.HOST) -> list[Copy | None
     ]
 
 
-def choose(tokens: list[int], given: list[int | None] | None = None, share=0.2, load_s=0.0, move_s=0.0):
+def choose(
+    tokens: list[int],
+    given: list[int | None] | None = None,
+    share=0.2,
+    load_s=0.0,
+    move_s=0.0,
+    constant_s=0.0,
+    loading=NOTHING,
+):
     costs = TreeCosts(a_second_a_token, lambda tokens, _: tokens * load_s, move_s=move_s)
-    rule = LoadOrRecompute(costs, PeerLinks())
+    loads = OwnLoads(costs.load)
+    for _ in range(3):
+        loads.measured("one", Tier.HOST, 100, 100 * load_s + constant_s)
+    rule = LoadOrRecompute(costs, loads, PeerLinks())
     documents = [PathDocument(str(number), count) for number, count in enumerate(tokens)]
     return rule.composing(
-        donors(tokens if given is None else given), documents, NOTHING, QUESTION, share, CACHES[Tier.GPU]
+        donors(tokens if given is None else given), documents, loading, QUESTION, share, CACHES[Tier.GPU]
     )
 
 
@@ -50,10 +62,19 @@ def test_a_share_of_what_is_donated_is_computed_again():
 
 
 def test_selecting_costs_no_more_behind_a_long_conversation():
-    rule = LoadOrRecompute(TreeCosts(a_second_a_token), PeerLinks())
+    rule = LoadOrRecompute(TreeCosts(a_second_a_token), OwnLoads(), PeerLinks())
     composing = rule.composing(donors([100]), [PathDocument("a", 100)], NOTHING, 5000, 0.2, CACHES[Tier.GPU])
     assert composing is not None
     assert composing.seconds == ASKED_TOKENS
+
+
+def test_loading_the_donors_has_to_pay_for_what_a_load_takes_besides():
+    # Composing spares 120 tokens of 155, and selects in 5 seconds.
+    assert choose([50, 100], constant_s=100).seconds == QUESTION + 100
+    assert choose([50, 100], constant_s=125) is None
+    # The prefix in front of them has to be loaded anyhow.
+    assert choose([50, 100], constant_s=125, loading=Loading(1, 50, 130.0, 125.0)).seconds == QUESTION
+    assert choose([50, 100], constant_s=125, loading=Loading(1, 50, 130.0, 25.0)).seconds == QUESTION + 100
 
 
 def test_documents_without_a_donor_are_computed():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cachectl.nodes.node import Copy, Node
 from cachectl.policies import create_policy
 from cachectl.policies.lookahead import Lookahead
+from cachectl.tiers.own_loads import OwnLoads
 from cachectl.tiers.peer_links import PeerLinks
 from cachectl.tiers.tier_cache import TierCache
 from cachectl.tree.load_or_recompute import Loading, LoadOrRecompute, TreeCosts
@@ -41,8 +42,20 @@ def slow(host: float, disk: float):
     return lambda tokens, tier: tokens * rates[tier]
 
 
-def choose(found: list[Copy], prompt_tokens: int, load_seconds, cost=a_second_a_token, links=NO_LINKS) -> Loading:
-    return LoadOrRecompute(TreeCosts(cost, load_seconds), links).loading(found, prompt_tokens, CACHES[GPU])
+def choose(
+    found: list[Copy], prompt_tokens: int, load_seconds, cost=a_second_a_token, links=NO_LINKS, loads=None
+) -> Loading:
+    rule = LoadOrRecompute(TreeCosts(cost, load_seconds), loads or OwnLoads(load_seconds), links)
+    return rule.loading(found, prompt_tokens, CACHES[GPU])
+
+
+def with_constants(load_seconds, constants: dict[Tier, float]) -> OwnLoads:
+    """Loads that take so long besides their bytes, as many of them have shown."""
+    loads = OwnLoads(load_seconds)
+    for tier, seconds in constants.items():
+        for _ in range(3):
+            loads.measured("one", tier, 10, load_seconds(10, tier) + seconds)
+    return loads
 
 
 @pytest.mark.parametrize(
@@ -76,6 +89,17 @@ def test_whole_pages_are_loaded():
     assert choose(found, 10 + QUESTION, slow(0.7, 0.5)).documents == 0
 
 
+def test_a_load_too_short_for_its_constant_is_computed():
+    rates = slow(0.5, 0.5)
+    loads = with_constants(rates, {HOST: 8.0, DISK: 3.0})
+    assert choose(copies(HOST), 10 + QUESTION, rates, loads=loads).documents == 0
+    # A load of several documents waits once.
+    assert choose(copies(HOST, HOST), 20 + QUESTION, rates, loads=loads) == Loading(2, 20, 18.0, 8.0)
+    # A load from several tiers waits for the slowest one.
+    assert choose(copies(HOST, DISK), 20 + QUESTION, rates, loads=loads) == Loading(2, 20, 18.0, 8.0)
+    assert choose(copies(DISK), 10 + QUESTION, rates, loads=loads) == Loading(1, 10, 8.0, 3.0)
+
+
 @pytest.mark.parametrize(("tier", "slower_s"), [(HOST, 0.0), (DISK, 0.3)])
 def test_what_lies_at_a_peer_is_loaded_if_reading_it_there_pays(tier, slower_s):
     far = [Copy(Node(b"", "document", 10, None), cache(tier, "elsewhere"), held=True)]
@@ -103,21 +127,29 @@ def test_the_question_counts_as_computed_tokens():
     st.tuples(st.floats(0, 3), st.floats(0, 3)),
     st.integers(0, 30),
     st.floats(0, 20),
+    st.tuples(st.floats(0, 20), st.floats(0, 20)),
 )
-def test_no_other_prefix_length_has_a_shorter_time_to_first_token(tiers, rates, question, launch_s):
+def test_no_other_prefix_length_has_a_shorter_time_to_first_token(tiers, rates, question, launch_s, constants):
     def cost(cached: int, new: int) -> float:
         return launch_s + new * (1 + cached / 100) if new else 0.0
 
-    load_s = slow(*rates)
+    copy_s = slow(*rates)
+    loads = with_constants(copy_s, dict(zip((HOST, DISK), constants, strict=True)))
     found = copies(*tiers)
     total = 10 * len(tiers) + question
 
-    def seconds(documents: int) -> float:
-        return sum(load_s(10, tier) for tier in tiers[:documents]) + cost(10 * documents, total - 10 * documents)
+    def load_s(documents: int) -> float:
+        loaded = tiers[:documents]
+        return sum(copy_s(10, tier) for tier in loaded) + max(
+            (loads.constant_s("one", tier) for tier in loaded), default=0.0
+        )
 
-    chosen = choose(found, total, load_s, cost)
+    def seconds(documents: int) -> float:
+        return load_s(documents) + cost(10 * documents, total - 10 * documents)
+
+    chosen = choose(found, total, copy_s, cost, loads=loads)
     assert (
         seconds(chosen.documents) <= min(seconds(length) for length in range(tiers.count(GPU), len(tiers) + 1)) + 1e-9
     )
-    assert chosen.seconds == pytest.approx(sum(load_s(10, tier) for tier in tiers[: chosen.documents]))
+    assert chosen.seconds == pytest.approx(load_s(chosen.documents))
     assert chosen.documents >= tiers.count(GPU)

@@ -10,7 +10,7 @@ from examine.doctor.context import ALONE, CROWDED, Surroundings, TierRounds
 from examine.doctor.outcome import Status
 from examine.measuring.engines import Generation
 from protocol.generation import PrefillResult
-from protocol.kv import KvMemory
+from protocol.kv import KvMemory, KvRead
 from protocol.tiers import Tier
 
 MEMORY = KvMemory("f", "b", 32, 1 << 20, gpu_pages=100, host_pages=256, disk_pages=256, host_bytes_per_s=1.0,
@@ -81,8 +81,9 @@ def test_a_disk_that_is_slower_than_computing_is_noticed():
     assert "generator.kv.disk_gib" in found.why
 
 
-def loaded(tier: Tier, load_ms: float) -> Generation:
-    return Generation(1.0, PrefillResult(1, 1, 1.0, load_ms, loaded={tier: 1}), "", ())
+def loaded(tier: Tier, load_ms: float, waited_ms: float | None = None) -> Generation:
+    reads = (KvRead("", 1, waited_ms / 1000, tier=tier),) if waited_ms is not None else ()
+    return Generation(1.0, PrefillResult(1, 1, 1.0, load_ms, loaded={tier: 1}, reads=reads), "", ())
 
 
 @pytest.mark.parametrize(
@@ -91,14 +92,17 @@ def loaded(tier: Tier, load_ms: float) -> Generation:
     ids=["fast", "slow", "too small to tell"],
 )
 async def test_a_slow_tier_is_noticed(tmp_path, size, disk_ms, status):
-    took = {Tier.HOST: loaded(Tier.HOST, 2.0), Tier.DISK: loaded(Tier.DISK, disk_ms)}
+    took = {Tier.HOST: loaded(Tier.HOST, 2.0), Tier.DISK: loaded(Tier.DISK, disk_ms, disk_ms + 5)}
     with doctor_context(tmp_path) as context:
         context.memory = MEMORY
         context.measured = TierRounds(size, [took, took, took], [8e9] * 3, [4e9] * 3)
         found = await Bandwidths().run(context)
     assert found.status is status
     if disk_ms == 4.0:
-        assert found.figure == "host 8.0 GB/s (1.00 of a memory copy), disk 4.0 GB/s (1.00 of a file read)"
+        assert (
+            found.figure
+            == "host 8.0 GB/s (1.00 of a memory copy), disk 4.0 GB/s (1.00 of a file read) and 5.0 ms a load"
+        )
     if status is Status.WARNING:
         assert found.why.startswith("loads from disk reach only 10% of a file read")
 

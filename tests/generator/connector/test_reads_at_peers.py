@@ -8,7 +8,7 @@ from kv_plans import DISK, FIRST, GPU, HOST, SECOND, SYSTEM, ask, forget_blocks,
 
 from examine.measuring.kv_paths import KvPath
 from generator.engines.vllm_engine import VllmEngine
-from protocol.kv import LostCopy, Orders, PeerCopy, PeerRead
+from protocol.kv import KvRead, LostCopy, Orders, PeerCopy
 from protocol.plans import Donor, PrefillPlan
 from protocol.tiers import Tier
 
@@ -43,7 +43,7 @@ async def test_answers_are_the_same_as_without_a_cache(engine, path, addresses, 
     assert answer.tokens == await uncached_tokens(engine, path, "why?")
     assert answer.prefill.loaded == {tier: path.tokens}
     assert answer.prefill.lost == ()
-    (read,) = answer.prefill.peers
+    (read,) = answer.prefill.peer_reads
     assert (read.location, read.failed) == (ELSEWHERE, False)
     assert read.tokens >= path.tokens
     # It is kept here like what is computed.
@@ -71,7 +71,7 @@ async def test_the_front_comes_from_here_and_the_rest_from_a_peer(engine, path, 
     answer = await ask(engine, msgspec.structs.replace(plan, nodes=(*own[:2], *plan.nodes[2:])))
     assert answer.tokens == await uncached_tokens(engine, path, "why?")
     assert answer.prefill.loaded == {HOST: path.tokens}
-    (read,) = answer.prefill.peers
+    (read,) = answer.prefill.peer_reads
     # The third document, and what else is in its first block.
     assert len(SECOND.token_ids) <= read.tokens < len(SECOND.token_ids) + 64
 
@@ -83,8 +83,8 @@ async def test_a_peer_that_is_away_costs_computing(engine, path, addresses):
     assert answer.tokens == await uncached_tokens(engine, path, "why?")
     assert answer.prefill.cached_tokens == 0
     assert answer.prefill.lost == ()
-    (read,) = answer.prefill.peers
-    assert read == PeerRead(ELSEWHERE, 0, read.seconds, True, HOST, "127.0.0.1:1")
+    (read,) = answer.prefill.peer_reads
+    assert read == KvRead(ELSEWHERE, 0, read.seconds, True, HOST, "127.0.0.1:1")
     assert await engine.carry_out(Orders(path.moves(GPU, None))) == ()
 
 
@@ -93,7 +93,7 @@ async def test_a_copy_that_the_peer_does_not_have_is_lost_there(engine, path, ad
     assert answer.tokens == await uncached_tokens(engine, path, "why?")
     assert answer.prefill.cached_tokens == 0
     assert set(answer.prefill.lost) == {LostCopy(key, DISK, ELSEWHERE) for key in path.keys}
-    assert answer.prefill.peers == ()
+    assert answer.prefill.peer_reads == ()
 
 
 def composed_at_a_peer(prompts: ComposedPrompts, addresses: tuple[str, ...], tier: Tier) -> PrefillPlan:
@@ -118,7 +118,7 @@ async def test_documents_at_a_peer_donate(engine, path, addresses):
     assert answer.tokens == await uncached_tokens(engine, prompts.whole, "why?")
     assert answer.prefill.loaded == {HOST: len(SYSTEM.token_ids) + len(FIRST.token_ids)}
     assert (answer.prefill.composed_tokens, answer.prefill.recomputed_tokens) == (0, DONATED)
-    assert sum(read.tokens for read in answer.prefill.peers) >= DONATED
+    assert sum(read.tokens for read in answer.prefill.peer_reads) >= DONATED
 
 
 async def test_without_a_donor_at_the_peer_documents_are_computed(engine: VllmEngine, path, addresses):

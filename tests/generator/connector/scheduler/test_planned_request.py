@@ -17,7 +17,7 @@ from generator.connector.messages import Prefilled
 from generator.connector.scheduler.planned_request import Offer, PlannedRequest
 from generator.connector.scheduler.request_blocks import NULL_BLOCK
 from generator.connector.step_jobs import BlockCopy, Load, Piece
-from protocol.kv import KvNode, LostCopy, PageGroup, Pages, Paging, PeerCopy, PeerRead
+from protocol.kv import KvNode, KvRead, LostCopy, PageGroup, Pages, Paging, PeerCopy
 from protocol.plans import PlannedNode
 from protocol.tiers import Tier
 
@@ -240,8 +240,8 @@ def test_a_peer_that_did_not_serve_is_not_asked_for_anything_else():
 
 def test_reads_at_peers_are_reported():
     state = state_of([4], [None])
-    state.peer_reads.append(PeerRead("elsewhere", 8, 0.5))
-    assert state.prefilled().peers == (PeerRead("elsewhere", 8, 0.5),)
+    state.reads.append(KvRead("elsewhere", 8, 0.5))
+    assert state.prefilled().reads == (KvRead("elsewhere", 8, 0.5),)
 
 
 def test_limiting_cached_tokens_never_raises_them():

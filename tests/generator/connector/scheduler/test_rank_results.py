@@ -9,7 +9,7 @@ import msgspec
 from generator.connector.scheduler.rank_results import RankResults
 from generator.connector.step_jobs import JobResults, LoadResult, StepResults
 from generator.tiers.base import StoredNode, TierContents
-from protocol.kv import KvMemory, KvNode, LostCopy, Pages, PeerRead
+from protocol.kv import KvMemory, KvNode, KvRead, LostCopy, Pages
 from protocol.tiers import Tier
 
 MEMORY = KvMemory("weights", "boot", 4, 64, 10, 20, 30, 4e9, 2e9, "cpu", "here")
@@ -49,13 +49,13 @@ def test_a_job_that_fails_on_one_rank_fails(failing):
 def test_a_read_at_a_peer_is_done_when_the_slowest_rank_has_done_its_part():
     ranks = RankResults(2)
     unread = (LostCopy("k", Tier.HOST, "elsewhere"),)
-    fine = LoadResult(1.0, peers=(PeerRead("elsewhere", 8, 0.5), PeerRead("further", 4, 0.1)))
+    fine = LoadResult(1.0, peers=(KvRead("elsewhere", 8, 0.5), KvRead("further", 4, 0.1)))
     join(ranks, 0, loads={"r": fine})
-    failed = LoadResult(1.0, (), True, unread, (PeerRead("elsewhere", 4, 0.75, failed=True),))
+    failed = LoadResult(1.0, (), True, unread, (KvRead("elsewhere", 4, 0.75, failed=True),))
     (load,) = join(ranks, 1, loads={"r": failed}).loads.values()
     assert load.failed
     assert load.unread == unread
-    assert load.peers == (PeerRead("elsewhere", 4, 0.75, failed=True), PeerRead("further", 4, 0.1))
+    assert load.peers == (KvRead("elsewhere", 4, 0.75, failed=True), KvRead("further", 4, 0.1))
 
 
 def test_a_node_is_in_a_tier_if_it_is_there_on_every_rank():

@@ -19,7 +19,7 @@ from generator.peers.wire import PeerUnreachable, Reason
 from generator.settings import PeerSettings
 from generator.tiers.arena import HostArena
 from generator.tiers.disk import DiskTier
-from protocol.kv import KvMemory, KvNode, LostCopy, Pages, Paging, PeerCopy, PeerRead
+from protocol.kv import KvMemory, KvNode, KvRead, LostCopy, Pages, Paging, PeerCopy
 from protocol.tiers import Tier
 
 BLOCKS, PAGE_TOKENS, PAGES = 20, 4, 6
@@ -179,7 +179,7 @@ def test_what_is_read_here_does_not_wait_for_a_silent_machine(machine):
         results = near.worker.take_results()
         assert results is not None
         assert all(
-            load.peers == (PeerRead("far", 0, load.peers[0].seconds, True, Tier.HOST, address),)
+            load.peers == (KvRead("far", 0, load.peers[0].seconds, True, Tier.HOST, address),)
             for load in results.loads.values()
         )
 

@@ -7,7 +7,7 @@ from test_live_controller import TOKENS, Engine, Fleet, held
 from cachectl.costs.device_profile import DeviceProfile
 from cachectl.runtime.live_controller import LiveController
 from cachectl.settings import ControllerSettings
-from protocol.kv import LostCopy, PeerRead, Peers
+from protocol.kv import KvRead, LostCopy, Peers
 from protocol.plans import PrefillPlan
 from protocol.tiers import Tier
 
@@ -35,9 +35,9 @@ class TwoMachines:
         request = msgspec.structs.replace(ask(f"query {self.asked}", "h"), avoid=("far",))
         return await self.live.controller.admit(request)
 
-    async def complete(self, plan: PrefillPlan, *reads: PeerRead, lost=()) -> None:
+    async def complete(self, plan: PrefillPlan, *reads: KvRead, lost=()) -> None:
         """End a plan of which nothing is kept, so that the next one finds what it found."""
-        done = msgspec.structs.replace(report(plan.query_id, computed=0, lost=lost), peers=reads)
+        done = msgspec.structs.replace(report(plan.query_id, computed=0, lost=lost), reads=reads)
         await self.live.controller.complete(done)
 
     async def reads(self) -> bool:
@@ -52,8 +52,8 @@ class TwoMachines:
         self.live.controller.expire_leases()
 
 
-FAILED = PeerRead("far machine", 0, 1.0, failed=True)
-READ = PeerRead("far machine", TOKENS, 0.003)
+FAILED = KvRead("far machine", 0, 1.0, failed=True)
+READ = KvRead("far machine", TOKENS, 0.003)
 
 
 async def two_machines(folder) -> TwoMachines:
@@ -160,11 +160,32 @@ async def test_slow_reads_are_given_up_for_computing(tmp_path):
     # Computing takes a millisecond a token, as the engine says when it is profiled.
     for _ in range(30):
         plan = await machines.plan()
-        await machines.complete(plan, PeerRead("far machine", TOKENS, 1.0))
+        await machines.complete(plan, KvRead("far machine", TOKENS, 1.0))
     assert not await machines.reads()
     # Perhaps that was a bad moment.
     machines.passes(60)
     assert await machines.reads()
+
+
+async def test_what_loads_slower_than_it_computes_is_computed(tmp_path):
+    machines = await two_machines(tmp_path)
+    controller = machines.live.controller
+
+    async def source() -> Tier | None:
+        """Where a query takes the document from on the machine whose host memory has it."""
+        machines.asked += 1
+        plan = await controller.admit(msgspec.structs.replace(ask(f"query {machines.asked}", "h"), avoid=("near",)))
+        (node,) = plan.nodes
+        await machines.complete(plan, KvRead("", TOKENS, waits_s, tier=HOST))
+        return node.source
+
+    waits_s = 2 * TOKENS / 1000
+    assert await source() is HOST
+    for _ in range(10):
+        await source()
+    assert await source() is None
+    machines.passes(60)
+    assert await source() is HOST
 
 
 async def test_what_the_other_machine_does_not_have_is_not_asked_for_again(tmp_path):
