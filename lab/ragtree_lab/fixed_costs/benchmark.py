@@ -26,7 +26,7 @@ from generator.settings import GeneratorSettings
 from loadtest.traffic.synthetic_corpus import SyntheticCorpus
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
-from ragtree_lab.fixed_costs.load_costs import TIERS, LoadCosts
+from ragtree_lab.fixed_costs.load_costs import LENGTHS, TIERS, LoadCosts
 from ragtree_lab.fixed_costs.saturation import ANSWER_TOKENS, Ask, Served, asks_stack, asks_vllm, served
 from ragtree_lab.fixed_costs.vllm_server import vllm_server
 from ragtree_lab.measuring.engines import ComparedEngines
@@ -42,8 +42,6 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 8192,
 }
 """The model that computes next to nothing."""
-LENGTHS = (352, 2048)
-"""Tokens of the prefixes that are loaded."""
 MANY = 16
 """Concurrent streams."""
 COLLECTION = "bench-fixed-costs"

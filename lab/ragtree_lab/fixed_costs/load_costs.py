@@ -18,6 +18,8 @@ from protocol.prompts import SegmentKind
 from protocol.tiers import Tier
 from ragtree_lab.measuring.engines import ComparedEngines
 
+LENGTHS = (352, 2048)
+"""Tokens of the prefixes that are loaded."""
 TIERS = (Tier.GPU, Tier.HOST, Tier.DISK)
 _SYSTEM_TOKENS = 32
 _SAMPLES = 3

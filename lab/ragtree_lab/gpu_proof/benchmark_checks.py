@@ -10,6 +10,8 @@ from generator.models import ModelStore
 from generator.settings import GeneratorSettings, KvSettings
 from protocol.errors import ConfigError
 from protocol.prompts import Prompt, SegmentKind
+from protocol.tiers import Tier
+from ragtree_lab.fixed_costs.load_costs import LENGTHS, TIERS, LoadCosts
 from ragtree_lab.gpu_proof.models import make_model
 from ragtree_lab.gpu_proof.process import Task
 from ragtree_lab.gpu_proof.random_weights import LOAD_FORMAT
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ragtree_lab.replay.results import ReplayResult
 
 _BASELINE = "vllm-prefix"
+_MOST_MS = {Tier.HOST: 0.7, Tier.DISK: 1.5}
+"""What a load may take above vLLM's own cache."""
 
 
 class _Size(NamedTuple):
@@ -115,6 +119,24 @@ class BenchmarkChecks:
         slower = [case for case in ("gpu", "host") if times[case] >= times["plain"]]
         if slower and not self._small:
             raise ValueError(f"computing is faster than KV from {', '.join(slower)}: {figure}")
+        return figure
+
+    async def fixed_costs(self) -> str:
+        """What a load takes above vLLM's own cache, with asynchronous scheduling, CUDA's default."""
+        lengths = [length for length in LENGTHS if length < self._size.longest]
+        engines = ComparedEngines(self._settings, self._models, at_once=2)
+        by_length = await LoadCosts(engines, lengths, 2 * self._size.tier_rounds).run(
+            async_scheduling=True, progress=_quietly
+        )
+        figure = "; ".join(
+            f"{length} tokens: floor {took['floor']:.1f} ms, "
+            + ", ".join(f"{tier} {took[tier]:+.2f} ms" for tier in TIERS)
+            for length, took in by_length.items()
+        )
+        late = [tier for tier, most_ms in _MOST_MS.items() if any(took[tier] > most_ms for took in by_length.values())]
+        if late and not self._small:
+            most = ", ".join(f"{tier} {_MOST_MS[tier]} ms" for tier in late)
+            raise ValueError(f"loads take longer than they may ({most}): {figure}")
         return figure
 
     async def replay(self) -> str:

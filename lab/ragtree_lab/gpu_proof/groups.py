@@ -19,6 +19,10 @@ BACKENDS = ("FLASH_ATTN", "FLASHINFER")
 BENCHMARKS = {"tiers": 200.0, "replay": 330.0}
 """Seconds that each may take on a GPU. A replay took 168 on an H200, and tries more rates on an unsteady machine."""
 
+_FIXED_COSTS = "fixed costs"
+_QUICK = (_FIXED_COSTS, "engine", *(f"engine {runner} FLASH_ATTN" for runner in RUNNERS))
+"""The groups of the quick form, the most telling first."""
+
 LARGE_GPU = 40 << 30
 """Bytes of a GPU that holds two engines with 7B parameters each."""
 
@@ -65,14 +69,19 @@ class Group(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
-def groups(machine: Machine, small: bool, levels: frozenset[int], only: str, cpu_python: str = "") -> list[Group]:
+def groups(
+    machine: Machine, small: bool, levels: frozenset[int], only: str, cpu_python: str = "", *, quick: bool = False
+) -> list[Group]:
     """The groups of some levels for a machine, with the checks whose name contains ``only``.
 
     The most telling come first. ``small`` is the form for a CPU. ``cpu_python`` is an interpreter with a vLLM for CPUs.
+    The ``quick`` form has the fixed costs, and answers from every tier.
     """
     shape = "7b" if machine.gpu_bytes >= LARGE_GPU else "1b"
     every = [_blocks(small), *_engines(small), *_composing(small, shape), *_sharing(small, cpu_python)]
     every += [*_benchmarks(shape, small), *_families(small)]
+    if quick:
+        every = sorted((group for group in every if group.name in _QUICK), key=lambda group: _QUICK.index(group.name))
     patience = _CPU_PATIENCE if small else 1
     chosen = [
         msgspec.structs.replace(
@@ -287,7 +296,10 @@ def _composed(title: str, *calls: str) -> list[Check]:
 def _benchmarks(shape: str, small: bool) -> list[Group]:
     if small:
         settings = {"shape": "tiny", "dtype": "float32", "engine_args": {}, "small": True}
-        return [Group("benchmarks", 3, "benchmarks", settings, 25, [Check(name, name, 300) for name in BENCHMARKS])]
+        return [
+            Group("benchmarks", 3, "benchmarks", settings, 25, [Check(name, name, 300) for name in BENCHMARKS]),
+            Group(_FIXED_COSTS, 3, "benchmarks", settings, 25, [Check(_FIXED_COSTS, "fixed_costs", 300)]),
+        ]
     settings = {"shape": shape, "dtype": "bfloat16", "engine_args": _DECODE_GRAPHS}
     exact = {**settings, "block_tokens": 16, "questions": 24}
     return [
@@ -295,5 +307,14 @@ def _benchmarks(shape: str, small: bool) -> list[Group]:
         *(
             Group(name, 3, "benchmarks", {**settings, "small": False}, 30, [Check(f"{name}, {shape}", name, limit_s)])
             for name, limit_s in BENCHMARKS.items()
+        ),
+        # A model that computes next to nothing.
+        Group(
+            _FIXED_COSTS,
+            3,
+            "benchmarks",
+            {**settings, "shape": "small", "small": False},
+            30,
+            [Check(_FIXED_COSTS, "fixed_costs", 110)],
         ),
     ]

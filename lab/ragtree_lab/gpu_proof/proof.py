@@ -22,6 +22,7 @@ from ragtree_lab.gpu_proof.supervisor import Supervisor
 LEVELS = frozenset({1, 2, 3})
 """1: blocks, 2: engines, 3: benchmarks."""
 GPU_BUDGET_S = 480.0
+QUICK_BUDGET_S = 240.0
 _CPU_BUDGET_S = 1800.0
 _PREFIX = "ragtree-gpu-proof-"
 _TMPFS = "/dev/shm"  # noqa: S108  # nosec B108  # a new folder in it belongs to this user
@@ -30,14 +31,15 @@ _TMPFS = "/dev/shm"  # noqa: S108  # nosec B108  # a new folder in it belongs to
 class Scope(msgspec.Struct, frozen=True):
     """What a proof covers: the checks of ``levels`` whose name contains ``only``, within ``budget`` seconds.
 
-    ``small`` is the form for a CPU. ``cpu_python`` is an interpreter with a vLLM for CPUs. The processes' logs are kept
-    in ``logs``.
+    ``small`` is the form for a CPU, ``quick`` the one of four minutes. ``cpu_python`` is an interpreter with a vLLM for
+    CPUs. The processes' logs are kept in ``logs``.
     """
 
     budget: float = GPU_BUDGET_S
     levels: frozenset[int] = LEVELS
     only: str = ""
     small: bool = False
+    quick: bool = False
     cpu_python: str = ""
     logs: Path | None = None
 
@@ -68,7 +70,7 @@ def prove(scope: Scope) -> Report:
             os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         small = scope.small or not machine.gpu
         cpu_python = scope.cpu_python or (sys.executable if small else "")
-        planned = groups(machine, small, scope.levels, scope.only, cpu_python)
+        planned = groups(machine, small, scope.levels, scope.only, cpu_python, quick=scope.quick)
         console = Console(stderr=True)
         columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
         with Progress(*columns, console=console) as progress:
@@ -94,7 +96,13 @@ def prove(scope: Scope) -> Report:
                     supervisor.run(group)
                 if scope.logs is not None:
                     _copy_logs(scratch, scope.logs)
-    given = {"budget": scope.budget, "levels": sorted(scope.levels), "only": scope.only, "small": scope.small}
+    given = {
+        "budget": scope.budget,
+        "levels": sorted(scope.levels),
+        "only": scope.only,
+        "small": scope.small,
+        "quick": scope.quick,
+    }
     return Report(msgspec.to_builtins(machine), given, time.monotonic() - began, found)
 
 

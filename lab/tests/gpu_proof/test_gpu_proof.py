@@ -59,6 +59,14 @@ def test_a_benchmark_passes(folder):
     assert_all_passed(*prove(folder, "--levels", "3", "--only", "tiers", "--budget", BUDGET_S), 1)
 
 
+@pytest.mark.prove("lab/ragtree_lab/gpu_proof/", "lab/ragtree_lab/fixed_costs/", "generator/connector/")
+@pytest.mark.vllm
+def test_fixed_costs_come_first_of_the_quick_form(folder):
+    code, report = prove(folder, "--quick", "--only", "fixed costs", "--budget", BUDGET_S)
+    assert_all_passed(code, report, 1)
+    assert "352 tokens: floor " in report["checks"][0]["figure"]
+
+
 def test_without_time_nothing_is_proven(folder):
     code, report = prove(folder, "--levels", "2", "--budget", "1")
     assert {check["status"] for check in report["checks"]} == {"skipped"}

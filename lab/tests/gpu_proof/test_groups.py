@@ -23,7 +23,8 @@ def test_a_gpu_runs_both_runners_and_backends_and_the_7b_shape():
     assert {group.settings["engine_args"]["attention_backend"] for group in engines} == {"FLASH_ATTN", "FLASHINFER"}
     composing = [group for group in planned if group.level == 2 and group.kind == "composing"]
     assert {group.settings["shape"] for group in composing} == {"one layer", "small"}
-    assert {group.settings["shape"] for group in planned if group.level == 3 and group.kind != "sharing"} == {"7b"}
+    large = [group for group in planned if group.level == 3 and group.kind != "sharing" and group.name != "fixed costs"]
+    assert {group.settings["shape"] for group in large} == {"7b"}
     # A CPU's engine beside it has no memory for more.
     assert {group.settings["shape"] for group in planned if group.kind == "sharing"} == {"small", "1b"}
     assert all(group.settings["block_tokens"] == 16 for group in engines)
@@ -37,7 +38,7 @@ def test_names_are_unique_on_every_machine():
 
 
 def test_a_smaller_gpu_runs_a_smaller_shape():
-    assert {group.settings["shape"] for group in groups(BARE, False, {3}, "")} == {"1b"}
+    assert {group.settings["shape"] for group in groups(BARE, False, {3}, "")} == {"1b", "small"}
 
 
 TOO_OLD = {f"this vLLM lets no connector keep {kind}" for kind in ("states", "windows beside all tokens")}
@@ -52,6 +53,15 @@ def test_what_is_missing_is_named():
     newer = {"flashinfer-python": "0.6", "vllm": "0.33.0"}
     whole = msgspec.structs.replace(H200, versions={**H200.versions, **newer})
     assert {missing(group, whole) for group in groups(whole, False, LEVELS, "", "python3")} == {""}
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_quick_form_begins_with_the_fixed_costs(small):
+    quick = groups(H200, small, LEVELS, "", quick=True)
+    assert [group.kind for group in quick] == ["benchmarks", *(["engine"] if small else ["engine", "engine"])]
+    assert quick[0].checks[0].call == "fixed_costs"
+    answers = {check.arguments["tier"] for group in quick for check in group.checks if check.call == "answers"}
+    assert answers == {"gpu", "host", "disk"}
 
 
 def test_only_some_checks_are_chosen_by_name():
