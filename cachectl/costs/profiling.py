@@ -1,10 +1,12 @@
 """Measures what prefills cost on an engine, once, and keeps it on disk."""
 
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import product
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 import anyio
@@ -31,6 +33,7 @@ async def profile(
     new: Sequence[int],
     repeats: int,
     progress: Callable[[int, int], None],
+    within_s: float = math.inf,
 ) -> PrefillGrid:
     """Measure the grid of an engine that is otherwise idle. Each point is the least of ``repeats`` probes: noise adds.
 
@@ -43,6 +46,8 @@ async def profile(
     Times that fall with more tokens are noise. Each time becomes the mean of two bounds: the greatest time for no
     more tokens of either kind, and the least time for no fewer. This is the isotonic regression in the maximum norm: no
     other repair has a smaller greatest change, and times that never fall stay unchanged.
+
+    No round but the first begins after ``within_s`` seconds.
 
     ``progress`` is called after each probe with the number of probes done and to do; the latter shrinks when pairs are
     given up. Cancelling the call cancels the running probe and leaves nothing behind.
@@ -59,6 +64,7 @@ async def profile(
     pairs = sorted(product(cached, new), key=sum)
     times: dict[tuple[int, int], list[float]] = {}
     done = 0
+    began = monotonic()
     for pair in pairs:
         try:
             cost = await engine.probe_prefill(*pair)
@@ -72,6 +78,8 @@ async def profile(
         done += 1
         progress(done, repeats * len(pairs))
     for _ in range(repeats - 1):
+        if monotonic() - began >= within_s:
+            break
         for pair, measured in times.items():
             measured.append((await engine.probe_prefill(*pair)).seconds)
             done += 1
@@ -140,6 +148,8 @@ _log = structlog.get_logger(__name__)
 _NO_RATE = 1.0
 
 _REPEATS = 2
+_LONGEST_S = 15.0
+"""Where the first round takes so long, the start does not wait for another one."""
 # How far a prefill may be from its stored time. Engines on one machine differ by less, and a disturbed probe by more.
 _TOLERANCE = 1.5
 
@@ -166,7 +176,7 @@ async def load_or_measure(
         grid = _stored_grid(path)
         measured = grid is None or not await _holds(grid, engine)
         if grid is None or measured:
-            grid = await profile(engine, *quick_axes(info.max_model_len), _REPEATS, progress)
+            grid = await profile(engine, *quick_axes(info.max_model_len), _REPEATS, progress, _LONGEST_S)
         device = DeviceProfile(
             name=memory.fingerprint,
             source="measured when the engine started",

@@ -148,6 +148,11 @@ class TestProfiling:
             await profile(_Engine(longest=longest), (0, 4), (2, 4), 1, _quiet)
         assert isinstance(refused.value.__cause__, InvalidRequest)
 
+    async def test_no_further_round_begins_once_the_time_is_up(self):
+        seen = []
+        await profile(_Engine(), (0, 16), (32, 64), 3, lambda done, total: seen.append(done), within_s=0.0)
+        assert seen == [1, 2, 3, 4]
+
     @pytest.mark.parametrize(
         ("cached", "new", "repeats", "why"),
         [
