@@ -3,12 +3,15 @@
 What one has computed, the other one reads at it. A lost machine costs no query.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from second_machine import SecondMachine, of_several_machines
 from stacks import DOCUMENT_TOKENS, HASHING, SMALL_ENGINE, StackUnderTest, come_to, long_documents, until
+
+from services.stack.run_state import RunState
 
 pytestmark = [
     pytest.mark.ray,
@@ -34,13 +37,15 @@ READ_AT_PEERS = "ragtree_cache_peer_tokens_total"
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
-    """The stack, and the machine that joins it once it serves: two engines that start at once share two cores."""
+    """The stack, and the machine that joins it while it starts."""
     environment = {**ENVIRONMENT, **of_several_machines(tmp_path_factory.mktemp("key"))}
     stack = StackUnderTest(tmp_path_factory.mktemp("first"), environment)
     second = SecondMachine(tmp_path_factory.mktemp("second") / "data", environment)
     try:
-        stack.start()
-        second.join(stack.running.ray_address)
+        with ThreadPoolExecutor(1) as starting:
+            started = starting.submit(stack.start)
+            second.join(until(RunState(stack.folder).running).ray_address)
+            started.result()
         until(lambda: len(running_on(stack)) == 2)
         stack.ingest("countries", DOCUMENTS)
         yield stack, second
