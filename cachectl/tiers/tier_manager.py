@@ -31,8 +31,8 @@ class TierManager:
     none either: they only prefill documents of requests that wait for others.
 
     ``forget`` is called with each node that lost its last copy. ``find`` looks nodes up by key. The first location is
-    that of the ``storage``, where ``arena`` hands out the pages of host memory. ``loads`` come from
-    the tiers of an instance's own location, and ``links`` lead to other ones.
+    that of the ``storage``, where ``arena`` hands out the pages of host memory. ``loads`` come from the tiers of
+    an instance's own location, and ``links`` lead to other ones.
     ``removal`` and ``eviction`` remove copies and make room. All caches together hold ``capacity`` tokens.
     """
 
