@@ -36,7 +36,7 @@ def kv_folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("shared-engine")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def engine(model, kv_folder) -> AsyncIterator[VllmEngine]:
     """A started vLLM with the connector, shared by all tests. Tests use namespaces of their own, and clean up."""
     engine = VllmEngine(small_engine(kv_folder), model)

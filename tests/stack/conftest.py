@@ -1,13 +1,10 @@
-"""Starts stacks: for the session, shared by the tests of a folder, or for one module.
+"""Starts stacks for one module. Folders named ``shared_`` have one for all of their tests.
 
 A module that kills or stops a whole stack, or needs other settings, starts its own.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-
 import pytest
-from stacks import StackUnderTest
+from stacks import StackUnderTest, starting
 
 _LOGGED_LINES = 80
 
@@ -21,29 +18,6 @@ def pytest_runtest_makereport(item):
         for stack in (one for one in given if isinstance(one, StackUnderTest)):
             report.sections.append(("the end of the stack's log", stack.log(_LOGGED_LINES)))
     return report
-
-
-@contextmanager
-def starting(tmp_path_factory):
-    """Yield a function that starts a stack. At the end, stop those that still run."""
-    started: list[StackUnderTest] = []
-
-    def start(environment, name):
-        stack = StackUnderTest(tmp_path_factory.mktemp(name), environment)
-        started.append(stack)
-        stack.start()
-        return stack
-
-    yield start
-    with ThreadPoolExecutor() as stopping:
-        list(stopping.map(StackUnderTest.stop, started))
-
-
-@pytest.fixture(scope="session")
-def start_shared_stack(tmp_path_factory):
-    """A function that starts a stack for the whole session."""
-    with starting(tmp_path_factory) as start:
-        yield start
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 from httpx_sse import connect_sse
 from processes import descendants, engines_under
 
@@ -170,6 +172,22 @@ class StackUnderTest:
     def _root(self) -> psutil.Process:
         assert self.running is not None
         return psutil.Process(self.running.pid)
+
+
+@contextmanager
+def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, str], str], StackUnderTest]]:
+    """Yield a function that starts a stack with these variables in a folder of this name. Stop all at the end."""
+    started: list[StackUnderTest] = []
+
+    def start(environment: dict[str, str], name: str) -> StackUnderTest:
+        stack = StackUnderTest(tmp_path_factory.mktemp(name), environment)
+        started.append(stack)
+        stack.start()
+        return stack
+
+    yield start
+    with ThreadPoolExecutor() as stopping:
+        list(stopping.map(StackUnderTest.stop, started))
 
 
 def processes_on(folder: Path) -> list[psutil.Process]:

@@ -37,7 +37,7 @@ def asynchronous(request) -> bool:
     return request.param
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def engine_of(tiny_model, tmp_path_factory) -> AsyncIterator[EngineOf]:
     """The engines that all tests share. Each is started when the first test needs it."""
     started: dict[bool, Started] = {}

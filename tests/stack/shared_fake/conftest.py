@@ -3,17 +3,18 @@
 import pytest
 from rerank_server import serving
 from reranked_answers import reranking_by
-from stacks import FAKE, FREEDONIA, SYLVANIA
+from stacks import FAKE, FREEDONIA, SYLVANIA, starting
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server():
     with serving() as server:
         yield server
 
 
-@pytest.fixture(scope="session")
-def fake_stack(start_shared_stack, server):
-    stack = start_shared_stack({**FAKE, **reranking_by(server)}, "fake")
-    stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
-    return stack
+@pytest.fixture(scope="package")
+def fake_stack(tmp_path_factory, server):
+    with starting(tmp_path_factory) as start:
+        stack = start({**FAKE, **reranking_by(server)}, "fake")
+        stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
+        yield stack

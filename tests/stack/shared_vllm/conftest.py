@@ -2,7 +2,7 @@
 
 import pytest
 from redis_server import RedisServer
-from stacks import FREEDONIA, SYLVANIA
+from stacks import FREEDONIA, SYLVANIA, starting
 
 VLLM = {
     "RAGTREE_GENERATOR__MAX_MODEL_LEN": "2048",
@@ -13,15 +13,16 @@ VLLM = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_redis():
     server = RedisServer().start()
     yield server
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def vllm_stack(start_shared_stack, shared_redis):
-    stack = start_shared_stack({**VLLM, "RAGTREE_REDIS__URL": shared_redis.url}, "vllm")
-    stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
-    return stack
+@pytest.fixture(scope="package")
+def vllm_stack(tmp_path_factory, shared_redis):
+    with starting(tmp_path_factory) as start:
+        stack = start({**VLLM, "RAGTREE_REDIS__URL": shared_redis.url}, "vllm")
+        stack.ingest("countries", {"freedonia": FREEDONIA, "sylvania": SYLVANIA})
+        yield stack

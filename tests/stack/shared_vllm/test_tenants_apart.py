@@ -1,6 +1,6 @@
 """A tenant can tell neither by counts nor by time what another has computed. Real vLLM, gateway with keys.
 
-The session's stack needs no key. So a second gateway that needs keys, in a process of its own, uses the same parts.
+The folder's stack needs no key. So a second gateway that needs keys, in a process of its own, uses the same parts.
 """
 
 import json

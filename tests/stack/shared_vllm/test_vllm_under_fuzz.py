@@ -1,6 +1,6 @@
-"""A short campaign against the session's stack with a real engine, through a gateway of its own that needs keys.
+"""A short campaign against the folder's stack with a real engine, through a gateway of its own that needs keys.
 
-The session's stack needs no key. Its name puts this module last: a campaign leaves documents and pins behind.
+The folder's stack needs no key. Its name puts this module last: a campaign leaves documents and pins behind.
 """
 
 import json
@@ -44,7 +44,7 @@ PATIENCE_S = 120
 
 @pytest.fixture(scope="module")
 def gateway(vllm_stack, tmp_path_factory):
-    """The address of a gateway with two tenants and an administrator in front of the session's parts."""
+    """The address of a gateway with two tenants and an administrator in front of the folder's stack."""
     limits = {"concurrent_queries": 2, "concurrent_uploads": 3}
     keys = [
         {"secret": KEYS["stranger"], "tenant": "strangers", "limits": limits},
