@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from filelock import FileLock
 from httpx_sse import connect_sse
 from processes import descendants, engines_under
 
 from protocol.documents import UNFINISHED
 from services.stack.run_state import RunningStack, StackProcess
+
+_CORES = Path(tempfile.gettempdir()) / f"ragtree-tests-{os.getuid()}.lock"
 
 Ran = subprocess.CompletedProcess[str]
 
@@ -72,6 +76,11 @@ def command(*arguments: str, timeout_s: float = 120, cwd: Path | None = None, **
     )
 
 
+def cores() -> FileLock:
+    """What starts a stack, or loads one, holds: two starts side by side take 250 s each, and one alone takes 100 s."""
+    return FileLock(_CORES)
+
+
 class StackUnderTest:
     """One stack on a folder of its own."""
 
@@ -90,7 +99,8 @@ class StackUnderTest:
         if changed:
             self.environment |= changed
             self.process = StackProcess(self.folder, self.environment, own_session=False)
-        self.running = self.process.start(PATIENCE_S)
+        with cores():
+            self.running = self.process.start(PATIENCE_S)
 
     def stop(self) -> bool:
         return self.process.stop()

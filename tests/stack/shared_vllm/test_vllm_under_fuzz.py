@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from stacks import cores
 
 free_port = pytest.importorskip("ragtree_lab.watched_stack", reason="the laboratory is not installed").free_port
 
@@ -86,7 +87,8 @@ def test_strangers_break_nothing_and_the_judges_answers_stay_right(gateway, vllm
     command = [sys.executable, "-m", "ragtree_lab.fuzz", "--url", gateway, "--seed", "1", "--minutes", "0.5"]
     command += ["--most", "40", "--report-dir", str(tmp_path)]
     command += [part for who, key in KEYS.items() for part in (f"--{who}-key", key)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    with cores():
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     (folder,) = tmp_path.glob("fuzz-*")
     report = (folder / "report.md").read_text() if (folder / "report.md").exists() else ran.stderr
     assert ran.returncode == 0, report
