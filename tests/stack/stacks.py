@@ -77,7 +77,7 @@ def command(*arguments: str, timeout_s: float = 120, cwd: Path | None = None, **
 
 
 def cores() -> FileLock:
-    """What starts a stack, or loads one, holds: two starts side by side take 250 s each, and one alone takes 100 s."""
+    """What starts a stack or keeps one busy holds this lock: two starts side by side take longer than in turn."""
     return FileLock(_CORES)
 
 
@@ -195,9 +195,11 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
         stack.start()
         return stack
 
-    yield start
-    with ThreadPoolExecutor() as stopping:
-        list(stopping.map(StackUnderTest.stop, started))
+    try:
+        yield start
+    finally:
+        with ThreadPoolExecutor() as stopping:
+            list(stopping.map(StackUnderTest.stop, started))
 
 
 def processes_on(folder: Path) -> list[psutil.Process]:
