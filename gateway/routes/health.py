@@ -1,5 +1,6 @@
 """Liveness, readiness and metrics."""
 
+import asyncio
 from typing import Literal
 
 import msgspec
@@ -52,4 +53,6 @@ async def readyz(gateway: GatewayDep) -> Response:
 async def metrics(gateway: GatewayDep) -> Response:
     """Get the metrics of the gateway and the other parts, including vLLM's, in Prometheus' text format."""
     await gateway.scrape.refresh()
-    return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    # With the engines' metrics, thousands of lines.
+    exposition = await asyncio.to_thread(generate_latest, gateway.metrics.registry)
+    return Response(exposition, media_type=CONTENT_TYPE_LATEST)

@@ -15,6 +15,7 @@ import pytest
 from gateway_fakes import EMBEDDER, MODEL, chunk
 from loop_watchdog import MOST_S, LoopWatchdog
 from model_folders import make_model_folder
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from gateway.routes.bodies import MOST, JsonSize, json_size
 from gateway.tasks import SHORT, off_loop
@@ -210,6 +211,16 @@ async def test_the_description_of_the_api_is_made_elsewhere(gateway):
     for _ in range(2):
         described = await gateway.client.get("/openapi.json")
         assert described.json()["paths"]["/v1/query"]["post"]
+
+
+async def test_metrics_of_many_engines_are_rendered_elsewhere(gateway):
+    registry = CollectorRegistry()
+    for number in range(50):
+        Histogram(f"vllm:measured_{number}", "Measured.", ["model_name"], registry=registry).labels("m").observe(1)
+    text = generate_latest(registry).decode()
+    gateway.stack.generator.counted = {f"engine-{number}": text for number in range(8)}
+    rendered = await gateway.client.get("/metrics")
+    assert rendered.text.count("vllm:measured_49_sum{") == 8
 
 
 def passages(count: int, words: int):
