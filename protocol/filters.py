@@ -10,7 +10,7 @@ AttributeValue = str | float | bool
 Attributes = dict[str, AttributeValue]
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True, tag=True):
     """Compares one attribute with a value. ``in`` and ``nin`` take a list of values, the others one value."""
 
     key: str
@@ -18,7 +18,7 @@ class Comparison(msgspec.Struct, frozen=True):
     value: AttributeValue | tuple[AttributeValue, ...]
 
 
-class Compound(msgspec.Struct, frozen=True):
+class Compound(msgspec.Struct, frozen=True, tag=True):
     """Joins filters: all (``and``) or at least one (``or``) must hold."""
 
     op: Literal["and", "or"]

@@ -7,8 +7,8 @@ raise ``Unavailable`` if the part is not there.
 plain ``def`` is a stream.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from protocol.cache import CachePath, DocumentDeletion, TreeView
 from protocol.documents import (
@@ -42,10 +42,24 @@ from protocol.retrieval import (
     SearchRequest,
 )
 
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def per_query(method: F) -> F:
+    """Mark a method that queries call, so that its cost counts: ``services.calls`` carries such calls."""
+    method.__dict__["per_query"] = True
+    return method
+
+
+def is_per_query(member: object) -> bool:
+    """Whether a member of a contract is a method that queries call."""
+    return getattr(member, "per_query", False) is True
+
 
 class Retriever(Protocol):
     """Stores documents and finds chunks of them."""
 
+    @per_query
     def search(self, request: SearchRequest) -> AsyncGenerator[CandidateSet, None]:
         """Search in stages; reads only.
 
@@ -131,12 +145,14 @@ class Retriever(Protocol):
 class Controller(Protocol):
     """Decides where and when a query is prefilled and what is cached. The only writer of the knowledge tree."""
 
+    @per_query
     async def on_candidates(self, query_id: str, documents: Sequence[str], final: bool) -> SpeculationDecision:
         """Decide about a speculation on the documents of a search stage: content keys in prompt order.
 
         KEEP on final documents confirms the query's speculation.
         """
 
+    @per_query
     async def speculate(self, query_id: str, documents: Sequence[str], request: AdmissionRequest) -> PrefillPlan | None:
         """Lease a plan for a speculation on provisional documents, under its own id, after a START.
 
@@ -144,18 +160,21 @@ class Controller(Protocol):
         naming it in ``ends``.
         """
 
+    @per_query
     async def admit(self, request: AdmissionRequest) -> PrefillPlan:
         """Wait for the query's turn and lease it a plan.
 
         Cancelling the call leaves the queue. Raises Overloaded at once if the queue is full.
         """
 
+    @per_query
     async def prefilled(self, query_id: str, lost: Sequence[LostCopy] = (), reads: Sequence[KvRead] = ()) -> None:
         """Record that a plan has its first token: its KV can be reused from now on, and other queries may start.
 
         ``lost`` and ``reads`` are those of the plan's ``PrefillResult``. Raises UnknownPlan.
         """
 
+    @per_query
     async def complete(self, report: CompletionReport) -> None:
         """Release the lease of a plan, queued or running, and learn from its report.
 
@@ -218,6 +237,7 @@ class Controller(Protocol):
 class Generator(Protocol):
     """Executes plans. The only part that holds a model."""
 
+    @per_query
     def stream(self, plan: PrefillPlan, sampling: Sampling) -> AsyncGenerator[GenerationStep, None]:
         """Generate for a plan. Closing the iterator aborts the engine's work within one step.
 
@@ -226,6 +246,7 @@ class Generator(Protocol):
         for a schema that the engine has not checked.
         """
 
+    @per_query
     async def check(self, sampling: Sampling, caller: str) -> None:
         """Check that the engine can sample like this; reads only. Raises InvalidRequest, EngineNotReady or EngineDied.
 
@@ -234,6 +255,7 @@ class Generator(Protocol):
         Overloaded if all callers together have too many.
         """
 
+    @per_query
     async def end(self, plan_id: str) -> None:
         """End a speculative plan's stream after the engine's current iteration; its last step has the reason ``ended``.
 

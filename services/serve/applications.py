@@ -6,7 +6,13 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.config import Config
-from services.serve.deployments import ControllerDeployment, GeneratorDeployment, RetrieverDeployment
+from services.serve.deployments import (
+    DRAIN_S,
+    STREAMS_DRAIN_S,
+    ControllerDeployment,
+    GeneratorDeployment,
+    RetrieverDeployment,
+)
 from services.serve.instance_router import InstanceRouter
 from services.serve.replica_settings import DeviceSettings, KvGeneratorSettings, PlacementSettings, ReplicaSettings
 
@@ -15,12 +21,6 @@ KV_GENERATOR = "kv_generator"
 
 # The controller queues requests. Serve's own queue must never hold one back.
 _UNBOUNDED = 100_000
-
-DRAIN_S = 10.0
-"""Seconds that a stopping replica may take to finish its requests."""
-
-STREAMS_DRAIN_S = 300.0
-"""The same for a part whose requests are streams of answers."""
 
 LOOK_BACK_S = 30.0
 """Seconds over which running calls are averaged. Ray Serve counts every ten seconds."""

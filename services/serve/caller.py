@@ -1,4 +1,4 @@
-"""Calls to one Ray Serve deployment.
+"""Calls to one Ray Serve deployment, over its handle.
 
 A caller adds three things to a Serve handle:
 
@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from protocol.errors import DeployFailed, InternalError, Overloaded, RagtreeError, Unavailable
+from services.calls.connection import CallDropped
 
 PATIENCE_S = 1.0
 """How long a replica may take to answer ``ready`` before Serve is asked whether there is a replica at all."""
@@ -27,6 +28,7 @@ PATIENCE_S = 1.0
 _NO_PROCESS = (
     ActorDiedError,
     ActorUnavailableError,
+    CallDropped,
     DeploymentUnavailableError,
     TaskCancelledError,
     RayServeException,
@@ -69,7 +71,7 @@ class DeploymentCaller:
             response.cancel()
             raise
         except Exception as error:
-            raise translated(error, self._part, self._absent) from error
+            raise self.translated(error) from error
 
     async def stream(self, method: str, *arguments: object, **named: object) -> AsyncGenerator[Any, None]:
         """Yield what the method yields. Closing the iterator cancels the method. Raises as ``call`` does."""
@@ -81,7 +83,7 @@ class DeploymentCaller:
             ended = True
         except Exception as error:
             ended = True
-            raise translated(error, self._part, self._absent) from error
+            raise self.translated(error) from error
         finally:
             # Serve does not notice by itself that the reader is gone.
             if not ended:
@@ -103,6 +105,10 @@ class DeploymentCaller:
             await answer
         finally:
             answer.cancel()
+
+    def translated(self, error: Exception) -> RagtreeError:
+        """Return the error that the part has raised, or ``absent`` if no process of it answers."""
+        return translated(error, self._part, self._absent)
 
 
 log = structlog.get_logger(__name__)

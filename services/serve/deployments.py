@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Collection
 from contextlib import AsyncExitStack, aclosing
 
 import structlog
@@ -24,6 +25,9 @@ from protocol.timing import StreamClock, StreamTiming
 from retriever.build import build_retriever
 from retriever.machine import return_large_blocks
 from retriever.sharding.shard_group import Shard
+from services.calls.method import per_query
+from services.calls.server import CallServer
+from services.calls.wire import Address
 from services.cluster.machine import on_this_machine
 from services.config import Config
 from services.model import generator_factory
@@ -33,6 +37,15 @@ from services.serve.forwarding import serves
 from services.serve.handles import GeneratorHandle, ServedInstances
 
 log = structlog.get_logger(__name__)
+
+DRAIN_S = 10.0
+"""Seconds that a stopping replica may take to finish its calls and to close its part."""
+
+STREAMS_DRAIN_S = 300.0
+"""The same for a part whose calls are streams of answers."""
+
+_FOR_CALLS = 0.8
+"""The share of it that calls may take. Ray Serve kills a replica that is not closed by then."""
 
 
 @serves(Shard, "_retriever")
@@ -46,9 +59,15 @@ class RetrieverDeployment:
         folder = config.shard_folders.of(shard)
         self._retriever = build_retriever(config.retriever, folder, tracer=self._spans.tracer)
         await self._retriever.start()
+        self._calls = await _serving(self._retriever, Shard)
+
+    async def address(self) -> Address:
+        """Where queries' calls are served."""
+        return self._calls.address
 
     async def __del__(self) -> None:
         """Close the retriever and send the last spans. Serve calls this before it ends the replica."""
+        await self._calls.close(_FOR_CALLS * DRAIN_S)
         await self._retriever.close()
         await asyncio.to_thread(self._spans.close)
 
@@ -64,6 +83,15 @@ class GeneratorDeployment:
         self._instance: str = serve.get_replica_context().replica_id.unique_id
         self._engine = generator_factory(on_this_machine(config), get_node_ip_address()).engine(self._instance)
         await self._engine.start()
+        # Ray Serve counts the streams of an application whose number of replicas follows them.
+        self._calls = await _serving(
+            self._engine, Generator, but={"stream"} if config.serving.generator.scales else set()
+        )
+
+    async def address(self) -> Address:
+        """Where queries' calls are served. Raises EngineDied if the current call names another instance."""
+        await self._addressed.ready()
+        return self._calls.address
 
     async def ready(self) -> None:
         """Return when plans can be executed."""
@@ -88,6 +116,7 @@ class GeneratorDeployment:
 
     async def __del__(self) -> None:
         """Close the engine. Serve calls this before it ends the replica."""
+        await self._calls.close(_FOR_CALLS * STREAMS_DRAIN_S)
         await self._engine.close()
 
     @property
@@ -142,6 +171,11 @@ class ControllerDeployment:
         self._saver = SnapshotSaver(self._controller.recovery, store)
         await self._open.enter_async_context(self._saver.saving())
         self._following = asyncio.create_task(self._follow())
+        self._calls = await _serving(self._controller, Controller)
+
+    async def address(self) -> Address:
+        """Where queries' calls are served."""
+        return self._calls.address
 
     async def pin(self, path: CachePath, pinned: bool = True) -> None:
         """Pin or unpin a path, and save the snapshot at once: a pin must survive a restart."""
@@ -172,6 +206,7 @@ class ControllerDeployment:
 
     async def __del__(self) -> None:
         """Close everything. Serve calls this before it ends the replica."""
+        await self._calls.close(_FOR_CALLS * DRAIN_S)
         self._following.cancel()
         await self._saver.save()
         await self._open.aclose()
@@ -184,6 +219,13 @@ class ControllerDeployment:
                 await self._live.follow()
             except Exception:
                 log.exception("the generator could not be followed")
+
+
+async def _serving(part: object, contract: type, but: Collection[str] = ()) -> CallServer:
+    """Serve a part's calls of queries on this machine, ``but`` those of some names."""
+    server = CallServer(part, [method for name, method in per_query(contract).items() if name not in but])
+    await server.listen(get_node_ip_address())
+    return server
 
 
 async def _start(live: LiveController, engines: ServedInstances, snapshot: Snapshot) -> None:

@@ -20,16 +20,18 @@ from protocol.timing import StreamTiming
 from retriever.sharding.shard_group import Shard
 from services.serve.caller import PATIENCE_S, DeploymentCaller, replicas_of
 from services.serve.forwarding import forwarded, forwarding
+from services.serve.replica_caller import ReplicaCaller
 
 
 def retriever_handle(name: str) -> Shard:
     """Make the handle of the retriever, or of one shard, by its application's name."""
-    return forwarding(Shard, DeploymentCaller(_deployed(name), name, RetrieverNotReady))  # type: ignore[type-abstract]
+    caller = ReplicaCaller(DeploymentCaller(_deployed(name), name, RetrieverNotReady), Shard)
+    return forwarding(Shard, caller)  # type: ignore[type-abstract]
 
 
 def controller_handle(name: str) -> Controller:
     """Make the handle of the controller, or of one shard, by its application's name."""
-    caller = DeploymentCaller(_deployed(name), "controller", Unavailable)
+    caller = ReplicaCaller(DeploymentCaller(_deployed(name), "controller", Unavailable), Controller)
     return forwarding(Controller, caller)  # type: ignore[type-abstract]
 
 
@@ -43,7 +45,7 @@ class GeneratorHandle:
     A plan goes to the instance that it names. A call that names none goes to any instance.
     """
 
-    def __init__(self, caller: DeploymentCaller) -> None:
+    def __init__(self, caller: ReplicaCaller) -> None:
         self.caller = caller
         self._at: dict[str, GeneratorHandle] = {}
         # The instance of each plan whose stream is open.
@@ -52,7 +54,7 @@ class GeneratorHandle:
     @classmethod
     def over(cls, name: str) -> "GeneratorHandle":
         """Make the handle of all instances of an application."""
-        return cls(DeploymentCaller(_deployed(name), "generator", EngineDied))
+        return cls(ReplicaCaller(DeploymentCaller(_deployed(name), "generator", EngineDied), Generator))
 
     carry_out = forwarded(Generator.carry_out)
     residency = forwarded(Generator.residency)
@@ -111,7 +113,7 @@ class GeneratorHandle:
         timing: StreamTiming = await self.caller.call("time_stream", plan, max_tokens)
         return timing
 
-    def _caller_at(self, instance: str) -> DeploymentCaller:
+    def _caller_at(self, instance: str) -> ReplicaCaller:
         return self.at(instance).caller if instance else self.caller
 
 
