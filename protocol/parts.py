@@ -306,14 +306,15 @@ class PromptLayout(Protocol):
         preamble: bool = True,
         paths: Sequence[Path] = (),
         budget: ContextBudget = UNBOUNDED,
+        owner: str | None = None,
     ) -> Prompt:
         """Lay out documents before a conversation that ends with the question, leaving room for the answer.
 
         ``max_tokens`` is the answer's room. Without ``preamble``, the text that introduces documents is left out.
         ``paths`` of a graph come after the documents, as far as the ``budget`` allows. Documents that do not fit
-        beside them are dropped from the end. Raises InvalidRequest if the model does not accept the conversation, and
-        QuestionTooLong if it does not fit even without documents; ``param`` names ``messages``, ``max_tokens`` or
-        ``max_total_tokens``, whichever is to blame.
+        beside them are dropped from the end. Their token ids are remembered for their ``owner``, a tenant's namespace.
+        Raises InvalidRequest if the model does not accept the conversation, and QuestionTooLong if it does not fit even
+        without documents; ``param`` names ``messages``, ``max_tokens`` or ``max_total_tokens``, whichever is to blame.
         """
 
     def context_text(self, documents: Sequence[Chunk], paths: Sequence[Path]) -> str:

@@ -84,6 +84,7 @@ class QueryContext:
                 query.sampling.max_tokens,
                 paths=query.prompt_paths(found),
                 budget=query.budget,
+                owner=query.namespace,
             )
         except QuestionTooLong as error:
             if error.param != "messages":

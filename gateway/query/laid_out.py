@@ -21,6 +21,7 @@ async def laid_out(
     preamble: bool = True,
     paths: Sequence[Path] = (),
     budget: ContextBudget = UNBOUNDED,
+    owner: str | None = None,
 ) -> Prompt:
     """What ``PromptLayout.lay_out`` returns. Raises what it raises."""
     characters = sum(ITEM + len(message.content) for message in messages)
@@ -28,7 +29,9 @@ async def laid_out(
     characters += sum(len(path.text) for path in paths)
     return await off_loop(
         characters,
-        lambda: layout.lay_out(messages, documents, max_tokens, preamble=preamble, paths=paths, budget=budget),
+        lambda: layout.lay_out(
+            messages, documents, max_tokens, preamble=preamble, paths=paths, budget=budget, owner=owner
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from generator.prompts.dependency_trees import dependency_trees
+from generator.prompts.document_tokens import DocumentTokens
 from generator.prompts.prompt_template import PromptTemplate, TextPart
 from generator.prompts.tokenizer import ModelTokenizer
 from generator.settings import GeneratorSettings
@@ -57,6 +58,7 @@ class SegmentLayout:
     def __init__(self, tokenizer: ModelTokenizer, system_prompt: str, max_model_len: int, preamble: str = "") -> None:
         self._tokenizer = tokenizer
         self._template = PromptTemplate(tokenizer.chat_template, system_prompt, preamble)
+        self._document_tokens = DocumentTokens(self._document_ids)
         self._max_model_len = max_model_len
 
     @classmethod
@@ -73,6 +75,7 @@ class SegmentLayout:
         preamble: bool = True,
         paths: Sequence[Path] = (),
         budget: ContextBudget = UNBOUNDED,
+        owner: str | None = None,
     ) -> Prompt:
         """Lay out documents and paths before a conversation. Documents that do not fit are dropped from the tail.
 
@@ -91,7 +94,7 @@ class SegmentLayout:
         question = self._segment(SegmentKind.QUESTION, frame.question)
         room = self._room(len(system.token_ids) + len(question.token_ids), max_tokens, budget)
         facts = self._facts(paths, room, budget)
-        kept = list(self._fitting(documents, room - facts.token_count))
+        kept = list(self._fitting(documents, owner, room - facts.token_count))
         segments = (system, *kept, *facts.segments, question)
         return Prompt(segments, len(documents) - len(kept), facts.places, facts.trees)
 
@@ -162,9 +165,9 @@ class SegmentLayout:
         trees = dependency_trees(kept, self._tokenizer.encode, heading.text, end.text)
         return _Facts((told,), tuple(places), trees)
 
-    def _fitting(self, documents: Sequence[Chunk], room: int) -> Iterator[Segment]:
+    def _fitting(self, documents: Sequence[Chunk], owner: str | None, room: int) -> Iterator[Segment]:
         for document in documents:
-            token_ids = self._document_ids(document.text)
+            token_ids = self._document_tokens.of(document, owner)
             room -= len(token_ids)
             if room < 0:
                 return

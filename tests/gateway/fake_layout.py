@@ -28,6 +28,7 @@ class FakeLayout:
         preamble: bool = True,
         paths: Sequence[Path] = (),
         budget: ContextBudget = UNBOUNDED,
+        owner: str | None = None,
     ) -> Prompt:
         self.budgets.append(budget)
         question = " ".join(message.content for message in messages)
