@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import aclosing
 
 import msgspec
@@ -55,8 +55,7 @@ class CallServer:
         # Callers end their connections themselves, so that no call is lost on its way.
         if self._wires:
             await asyncio.wait(self._wires, timeout=within_s)
-        for task in self._running:
-            task.cancel()
+        _cancel(self._running)
         await asyncio.gather(*self._running, return_exceptions=True)
         for wire in self._wires.values():
             wire.close()
@@ -79,8 +78,7 @@ class CallServer:
             log.warning("call_not_understood", error=str(error))
         finally:
             self._wires.pop(reading, None)
-            for task in own.values():
-                task.cancel()
+            _cancel(own.values())
             wire.close()
 
     async def _knows_token(self, reader: asyncio.StreamReader) -> bool:
@@ -98,8 +96,7 @@ class CallServer:
 
     def _take(self, wire: Wire, own: dict[int, asyncio.Task[None]], message: Call | Cancel) -> None:
         if isinstance(message, Cancel):
-            if message.number in own:
-                own[message.number].cancel()
+            _cancel([own[message.number]] if message.number in own else ())
         elif self._closing:
             wire.send(Dropped(message.number, begun=False))
         else:
@@ -134,3 +131,10 @@ class CallServer:
                 wire.send(Item(call.number, msgspec.Raw(encoder.encode(item))))
                 await wire.drain()
         return _NOTHING
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        # A second time, it would interrupt what the part does at the end of a call, such as aborting the engine's work.
+        if not task.cancelling():
+            task.cancel()

@@ -64,6 +64,9 @@ class Part:
             await self.allowed.wait()
         except asyncio.CancelledError:
             self.seen.append((name, "cancelled"))
+            if name == "slow to end":
+                await asyncio.sleep(0.1)
+                self.seen.append((name, "ended"))
             raise
         return name
 
@@ -232,6 +235,17 @@ async def test_calls_end_with_their_connection(caller, part):
     with pytest.raises(CallDropped) as dropped:
         await caller.call("wait", "b")
     assert not dropped.value.begun
+
+
+async def test_what_a_part_does_at_the_end_of_a_call_is_not_interrupted(server, caller, part):
+    waiting = asyncio.create_task(caller.call("wait", "slow to end"))
+    await until(lambda: bool(part.seen))
+    waiting.cancel()
+    await until(lambda: ("slow to end", "cancelled") in part.seen)
+    caller.connection._wire.close()
+    await until(lambda: not server._wires)
+    await server.close(0)
+    assert part.seen[-1] == ("slow to end", "ended")
 
 
 async def test_a_connection_belongs_to_its_event_loop(caller):
