@@ -246,7 +246,6 @@ class Generator(Protocol):
         for a schema that the engine has not checked.
         """
 
-    @per_query
     async def check(self, sampling: Sampling, caller: str) -> None:
         """Check that the engine can sample like this; reads only. Raises InvalidRequest, EngineNotReady or EngineDied.
 

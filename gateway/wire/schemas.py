@@ -69,7 +69,7 @@ AttributeMap = Annotated[
 _FIELDS = 8
 """No filter has more fields."""
 
-Value = StrictBool | float | StrictStr
+Value = StrictBool | float | Annotated[StrictStr, AfterValidator(_whole_characters)]
 
 
 class ComparisonFilter(BaseModel, extra="forbid", allow_inf_nan=False):

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from services.calls.wire import (
+    WELCOME,
     Address,
     Call,
     Cancel,
@@ -53,16 +54,30 @@ class Connection:
         """Connect to a replica. Raises OSError if it is not there, also TimeoutError."""
         async with asyncio.timeout(_OPEN_S):
             reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(address.token)
+            try:
+                writer.write(address.token)
+                await reader.readexactly(len(WELCOME))
+            except BaseException as error:
+                writer.close()
+                if isinstance(error, asyncio.IncompleteReadError):
+                    raise ConnectionRefusedError(f"{address} is closed to this caller") from error
+                raise
         return cls(Wire(reader, writer), address.methods)
 
     @property
     def usable(self) -> bool:
         """Whether the running event loop can call over this connection."""
-        return not (self._leaving or self._receiving.done()) and self._loop is asyncio.get_running_loop()
+        over = self._leaving or self._wire.closing or self._receiving.done()
+        return not over and self._loop is asyncio.get_running_loop()
+
+    def leave(self) -> None:
+        """Take no more calls, and close the connection after the last one."""
+        self._leaving = True
+        if not self._answers:
+            self._wire.close()
 
     async def call(self, method: str, arguments: bytes) -> msgspec.Raw:
-        """Return what the method returns. Raises what it raises, or CallDropped. Cancelling cancels the method."""
+        """Return what the method returns. Raises its RagtreeError, or CallDropped. Cancelling cancels the method."""
         with self._begun(method, arguments) as answer:
             return (await answer.next()).value
 
@@ -79,26 +94,22 @@ class Connection:
         self._calls += 1
         number = self._calls
         answer = self._answers[number] = _Answer()
-        self._wire.send(Call(number, method, msgspec.Raw(arguments)))
         try:
+            self._wire.send(Call(number, method, msgspec.Raw(arguments)))
             yield answer
         finally:
             del self._answers[number]
             if not answer.over:
                 self._wire.send(Cancel(number))
-            self._close_if_left()
-
-    def _close_if_left(self) -> None:
-        if self._leaving and not self._answers:
-            self._wire.close()
+            if self._leaving:
+                self.leave()
 
     async def _receive(self) -> None:
         try:
             while True:
                 reply = replies.decode(await self._wire.receive())
                 if isinstance(reply, Leave):
-                    self._leaving = True
-                    self._close_if_left()
+                    self.leave()
                 # Replies to calls that have been cancelled may still come.
                 elif reply.number in self._answers:
                     self._answers[reply.number].put(reply)

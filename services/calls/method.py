@@ -58,7 +58,7 @@ class Method:
         )
 
 
-def per_query(contract: type) -> dict[str, Method]:
-    """The methods of a contract that every query calls, by name."""
+def methods_of(contract: type) -> dict[str, Method]:
+    """The methods of a contract that are marked with ``per_query``, by name."""
     functions = inspect.getmembers(contract, is_per_query)
     return {name: Method(function) for name, function in functions}

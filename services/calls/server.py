@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import secrets
+import socket
 from collections.abc import Collection, Iterable
 from contextlib import aclosing
 
@@ -11,7 +12,20 @@ import structlog
 
 from protocol.errors import InternalError, RagtreeError
 from services.calls.method import Method, encoder
-from services.calls.wire import TOKEN_BYTES, Address, Call, Cancel, Dropped, Item, Leave, Returned, Wire, calls, raised
+from services.calls.wire import (
+    TOKEN_BYTES,
+    Address,
+    Call,
+    Cancel,
+    Dropped,
+    Item,
+    Leave,
+    Reply,
+    Returned,
+    Wire,
+    calls,
+    raised,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -19,6 +33,8 @@ _INTRODUCTION_S = 5.0
 """Seconds that a caller has to send the token."""
 _MOST_STRANGERS = 64
 """Connections that have not sent the token yet."""
+_END_S = 1.0
+"""Seconds that cancelled calls, and callers that are told to leave, may take."""
 _NOTHING = msgspec.Raw(encoder.encode(None))
 
 
@@ -28,35 +44,48 @@ class CallServer:
     Callers that know the token are trusted. Strangers are sent nothing. Nothing is encrypted.
     """
 
-    def __init__(self, part: object, methods: Collection[Method]) -> None:
-        self._part = part
+    def __init__(self, methods: Collection[Method]) -> None:
         self._methods = {method.name: method for method in methods}
         self._token = secrets.token_bytes(TOKEN_BYTES)
         # Each by the task that reads it.
         self._wires: dict[asyncio.Task[None], Wire] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[None]] = set()
         self._strangers = 0
         self._closing = False
-        self._server: asyncio.Server
+        self._server: asyncio.Server | None = None
+        self._part: object
         self.address: Address
 
-    async def listen(self, host: str) -> None:
-        """Serve on an address of this machine."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
+    async def listen(self, part: object, host: str) -> None:
+        """Serve the part's calls at an address of this machine: at all, if the machine does not have it itself."""
+        self._part = part
+        try:
+            self._server = await asyncio.start_server(self._serve, host, 0)
+        except OSError:
+            self._server = await asyncio.start_server(self._serve, None, 0, family=socket.AF_INET)
         port = self._server.sockets[0].getsockname()[1]
         self.address = Address(host, port, self._token, frozenset(self._methods))
 
     async def close(self, within_s: float) -> None:
-        """Take no more calls, and wait for those that run; cancel them after ``within_s`` seconds."""
+        """Take no more calls, and wait for those that run; cancel them after ``within_s`` seconds.
+
+        Does nothing without ``listen``.
+        """
         self._closing = True
+        if self._server is None:
+            return
         self._server.close()
         for wire in self._wires.values():
             wire.send(Leave())
-        # Callers end their connections themselves, so that no call is lost on its way.
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+        if self._running:
+            self._cancel(self._running)
+            await asyncio.wait(self._running, timeout=_END_S)
         if self._wires:
-            await asyncio.wait(self._wires, timeout=within_s)
-        _cancel(self._running)
-        await asyncio.gather(*self._running, return_exceptions=True)
+            # Callers end their connections themselves, so that no call is lost on its way.
+            await asyncio.wait(self._wires, timeout=_END_S)
         for wire in self._wires.values():
             wire.close()
 
@@ -67,6 +96,7 @@ class CallServer:
         try:
             if not await self._knows_token(reader):
                 return
+            wire.welcome()
             self._wires[reading] = wire
             if self._closing:
                 wire.send(Leave())
@@ -78,7 +108,7 @@ class CallServer:
             log.warning("call_not_understood", error=str(error))
         finally:
             self._wires.pop(reading, None)
-            _cancel(own.values())
+            self._cancel(own.values())
             wire.close()
 
     async def _knows_token(self, reader: asyncio.StreamReader) -> bool:
@@ -96,7 +126,7 @@ class CallServer:
 
     def _take(self, wire: Wire, own: dict[int, asyncio.Task[None]], message: Call | Cancel) -> None:
         if isinstance(message, Cancel):
-            _cancel([own[message.number]] if message.number in own else ())
+            self._cancel([own[message.number]] if message.number in own else ())
         elif self._closing:
             wire.send(Dropped(message.number, begun=False))
         else:
@@ -106,19 +136,20 @@ class CallServer:
             task.add_done_callback(lambda _task: own.pop(message.number))
 
     async def _carry_out(self, wire: Wire, call: Call) -> None:
+        wire.send(await self._reply(wire, call))
+
+    async def _reply(self, wire: Wire, call: Call) -> Reply:
         number = call.number
         try:
-            wire.send(Returned(number, await self._result(wire, call)))
+            return Returned(number, await self._result(wire, call))
         except RagtreeError as error:
-            wire.send(raised(number, error))
+            return raised(number, error)
         except asyncio.CancelledError:
             # By the caller, who reads no more of it, or because the part ends.
-            wire.send(Dropped(number, begun=True))
-        except OSError:
-            pass
+            return Dropped(number, begun=True)
         except Exception as error:
             log.error("call_failed", method=call.method, error=repr(error), exc_info=error)
-            wire.send(raised(number, InternalError.logged()))
+            return raised(number, InternalError.logged())
 
     async def _result(self, wire: Wire, call: Call) -> msgspec.Raw:
         method = self._methods[call.method]
@@ -132,9 +163,9 @@ class CallServer:
                 await wire.drain()
         return _NOTHING
 
-
-def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
+    def _cancel(self, tasks: Iterable[asyncio.Task[None]]) -> None:
         # A second time, it would interrupt what the part does at the end of a call, such as aborting the engine's work.
-        if not task.cancelling():
+        for task in set(tasks) - self._cancelled:
+            self._cancelled.add(task)
+            task.add_done_callback(self._cancelled.discard)
             task.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -11,8 +12,10 @@ from services.calls.method import Parameters, encoder
 
 TOKEN_BYTES = 32
 _LENGTH_BYTES = 4
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 10_000}
-"""A machine that has vanished is noticed after about ten seconds. Without, its calls would wait for ever."""
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 20_000}
+"""A machine that has vanished is noticed within 20 seconds. Without, its calls would wait for ever."""
+WELCOME = b"\x01"
+"""The server's answer to the token."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -22,6 +25,9 @@ class Address(msgspec.Struct, frozen=True):
     port: int
     token: bytes
     methods: frozenset[str]
+
+    def __repr__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class Call(msgspec.Struct, array_like=True, tag=0):
@@ -61,7 +67,10 @@ class Raised(msgspec.Struct, array_like=True, tag=4):
 
 
 class Dropped(msgspec.Struct, array_like=True, tag=5):
-    """The replica stops. If the call had not ``begun``, another replica can have it."""
+    """The call is over without a result: it was cancelled, or the replica stops.
+
+    If it had not ``begun``, another replica can have it.
+    """
 
     number: int
     begun: bool
@@ -82,9 +91,11 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         connection: socket.socket = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        # The other side may be gone already.
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, message: Call | Cancel | Reply | Leave) -> None:
         """Send a message, in order. Does nothing if the connection is lost: who receives learns of that."""
@@ -92,9 +103,19 @@ class Wire:
             encoded = encoder.encode(message)
             self._writer.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
 
+    def welcome(self) -> None:
+        """Tell the caller that its token is the right one."""
+        self._writer.write(WELCOME)
+
     async def drain(self) -> None:
-        """Wait until the other side has read most of what was sent. Raises OSError if it is gone."""
-        await self._writer.drain()
+        """Wait until most of what was sent has left this process. Returns at once if the connection is lost."""
+        with suppress(OSError):
+            await self._writer.drain()
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._writer.is_closing()
 
     async def receive(self) -> bytes:
         """Return the next message. Raises OSError or asyncio.IncompleteReadError if the connection is lost."""
@@ -107,22 +128,32 @@ class Wire:
 
 
 def raised(number: int, error: RagtreeError) -> Raised:
-    """The message of an error. One that has no code of its own arrives as the kind of error that it is."""
-    return Raised(number, error.code, msgspec.Raw(_KINDS[error.code][1].encode(error.args, {})))
+    """The message of an error. It arrives as the nearest kind of error that every process knows."""
+    kind = next(kind for kind in type(error).__mro__ if kind in _PARAMETERS)
+    try:
+        arguments = _PARAMETERS[kind].encode(error.args, {})
+    except (TypeError, ValueError, NotImplementedError):
+        # An error of a subclass with other arguments, or about text that is no Unicode.
+        arguments = _PARAMETERS[kind].encode((_readable(error.message), error.param and _readable(error.param)), {})
+    return Raised(number, kind.code, msgspec.Raw(arguments))
 
 
 def error_of(message: Raised) -> RagtreeError:
     """The error of a message. Raises msgspec.DecodeError if no such error can be made of its arguments."""
-    kind, parameters = _KINDS.get(message.code, _KINDS[InternalError.code])
-    return kind(*parameters.decode(message.arguments))
+    kind = _BY_CODE.get(message.code, InternalError)
+    return kind(*_PARAMETERS[kind].decode(message.arguments))
+
+
+def _readable(text: object) -> str:
+    return str(text).encode("utf-8", "replace").decode()
 
 
 def _kinds(root: type[RagtreeError]) -> Iterator[type[RagtreeError]]:
     yield root
     for kind in root.__subclasses__():
-        yield from _kinds(kind)
+        if kind.__module__ == RagtreeError.__module__:
+            yield from _kinds(kind)
 
 
-_KINDS: dict[str, tuple[type[RagtreeError], Parameters]] = {}
-for _kind in _kinds(RagtreeError):
-    _KINDS.setdefault(_kind.code, (_kind, Parameters(_kind.__init__)))
+_PARAMETERS = {kind: Parameters(kind.__init__) for kind in _kinds(RagtreeError)}
+_BY_CODE = {kind.code: kind for kind in reversed(list(_kinds(RagtreeError)))}

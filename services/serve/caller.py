@@ -19,7 +19,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import DeploymentStatus, ReplicaState
 
-from protocol.errors import DeployFailed, InternalError, Overloaded, RagtreeError, Unavailable
+from protocol.errors import DeployFailed, EngineDied, InternalError, Overloaded, RagtreeError, Unavailable
 from services.calls.connection import CallDropped
 
 PATIENCE_S = 1.0
@@ -122,7 +122,10 @@ def translated(error: Exception, part: str, absent: type[Unavailable]) -> Ragtre
     if isinstance(cause, BackPressureError):
         return Overloaded(f"the {part} has no room for another request")
     if isinstance(cause, _NO_PROCESS):
-        return absent(f"the {part} is not available: it is starting or restarting")
+        message = f"the {part} is not available: it is starting or restarting"
+        if absent is EngineDied and isinstance(cause, CallDropped):
+            return EngineDied(message, begun=cause.begun)
+        return absent(message)
     log.error("part_failed", part=part, error=repr(cause), exc_info=error)
     return InternalError(f"the {part} failed")
 

@@ -25,7 +25,7 @@ from protocol.timing import StreamClock, StreamTiming
 from retriever.build import build_retriever
 from retriever.machine import return_large_blocks
 from retriever.sharding.shard_group import Shard
-from services.calls.method import per_query
+from services.calls.method import methods_of
 from services.calls.server import CallServer
 from services.calls.wire import Address
 from services.cluster.machine import on_this_machine
@@ -55,11 +55,12 @@ class RetrieverDeployment:
     async def __init__(self, config: Config, shard: int) -> None:  # type: ignore[misc]  # Serve awaits it
         return_large_blocks()
         config.observability.configure_logging()
+        self._calls = _call_server(Shard)
         self._spans = open_spans(config.observability, "retriever")
         folder = config.shard_folders.of(shard)
         self._retriever = build_retriever(config.retriever, folder, tracer=self._spans.tracer)
         await self._retriever.start()
-        self._calls = await _serving(self._retriever, Shard)
+        await self._calls.listen(self._retriever, get_node_ip_address())
 
     async def address(self) -> Address:
         """Where queries' calls are served."""
@@ -78,15 +79,14 @@ class GeneratorDeployment:
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         config.observability.configure_logging()
+        # Ray Serve counts the streams of an application whose number of replicas follows them.
+        self._calls = _call_server(Generator, but={"stream"} if config.serving.generator.scales else ())
         # Ray gives a replica that reserves no CPUs one thread. The engine would take that for its user's choice.
         os.environ.pop("OMP_NUM_THREADS", None)
         self._instance: str = serve.get_replica_context().replica_id.unique_id
         self._engine = generator_factory(on_this_machine(config), get_node_ip_address()).engine(self._instance)
         await self._engine.start()
-        # Ray Serve counts the streams of an application whose number of replicas follows them.
-        self._calls = await _serving(
-            self._engine, Generator, but={"stream"} if config.serving.generator.scales else set()
-        )
+        await self._calls.listen(self._engine, get_node_ip_address())
 
     async def address(self) -> Address:
         """Where queries' calls are served. Raises EngineDied if the current call names another instance."""
@@ -150,6 +150,7 @@ class ControllerDeployment:
         self, config: Config, number: int, generator: str, kv_generator: str | None = None
     ) -> None:
         config.observability.configure_logging()
+        self._calls = _call_server(Controller)
         spare_full_collections()
         self._idle_checks = 0
         shard = ControllerShard(number, config.controller.shards)
@@ -171,7 +172,7 @@ class ControllerDeployment:
         self._saver = SnapshotSaver(self._controller.recovery, store)
         await self._open.enter_async_context(self._saver.saving())
         self._following = asyncio.create_task(self._follow())
-        self._calls = await _serving(self._controller, Controller)
+        await self._calls.listen(self._controller, get_node_ip_address())
 
     async def address(self) -> Address:
         """Where queries' calls are served."""
@@ -221,11 +222,9 @@ class ControllerDeployment:
                 log.exception("the generator could not be followed")
 
 
-async def _serving(part: object, contract: type, but: Collection[str] = ()) -> CallServer:
-    """Serve a part's calls of queries on this machine, ``but`` those of some names."""
-    server = CallServer(part, [method for name, method in per_query(contract).items() if name not in but])
-    await server.listen(get_node_ip_address())
-    return server
+def _call_server(contract: type, but: Collection[str] = ()) -> CallServer:
+    """A server of queries' calls to a part, ``but`` those of some names."""
+    return CallServer([method for name, method in methods_of(contract).items() if name not in but])
 
 
 async def _start(live: LiveController, engines: ServedInstances, snapshot: Snapshot) -> None:

@@ -5,13 +5,14 @@ asks again once the connection is lost, or its replica stops.
 """
 
 import asyncio
+import contextvars
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from services.calls.connection import CallDropped, Connection
-from services.calls.method import per_query
+from services.calls.method import methods_of
 from services.serve.caller import PATIENCE_S, DeploymentCaller
 
 _PAUSE_S = 0.05
@@ -24,7 +25,7 @@ class ReplicaCaller:
         self.app = deployment.app
         self._deployment = deployment
         self._contract = contract
-        self._methods = per_query(contract)
+        self._methods = methods_of(contract)
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
 
@@ -73,16 +74,15 @@ class ReplicaCaller:
 
     def _leave(self, connection: Connection, dropped: CallDropped) -> None:
         """Ask for a replica again at the next call. Raises CallDropped if the dropped one cannot be repeated."""
-        if self._connection is connection:
-            self._connection = None
+        connection.leave()
         if dropped.begun:
             raise dropped
 
     async def _connected(self) -> Connection:
         if self._connection is None or not self._connection.usable:
             if self._connecting is None or self._connecting.done():
-                self._connecting = asyncio.create_task(self._connect())
-            # Calls share it, and each may be cancelled.
+                # Calls share it, and each may be cancelled, also by Ray Serve, which knows a call by its context.
+                self._connecting = asyncio.create_task(self._connect(), context=contextvars.Context())
             return await asyncio.shield(self._connecting)
         return self._connection
 

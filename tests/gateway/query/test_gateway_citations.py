@@ -129,9 +129,10 @@ def test_long_answers_take_milliseconds():
 
 
 def _seconds(answer: str, passages: list[str]) -> float:
-    began = time.perf_counter()
+    # Of this thread, not of what else the machine does.
+    began = time.thread_time()
     assert supports(answer, "What?", passages)
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 async def test_reply_and_last_event_name_the_cited_passages(served):

@@ -98,6 +98,8 @@ async def test_top_k_over_the_number_of_documents(served):
         (b"null", 422),
         (b'{"query": "\\ud800"}', 422),
         (b'{"query": "x", "\\ud800": 1}', 422),
+        (b'{"query": "x", "filters": {"key": "k", "type": "eq", "value": "\\ud800"}}', 422),
+        (b'{"query": "x", "filters": {"key": "k", "type": "in", "value": ["a", "\\ud800"]}}', 422),
         (b'{"query": "x", "temperature": NaN}', 422),
         (b'{"query": "x", "filters": {"key": "k", "type": "eq", "value": 1e999}}', 422),
         (b'{"query": "x", "filters": {"key": "k", "type": "eq", "value": ' + b"9" * 1000 + b"}}", 422),

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from protocol.errors import EngineDied, InternalError, Overloaded, RagtreeError, RateLimited, UnknownPlan
-from protocol.parts import per_query as queried
+from protocol.parts import per_query
 from services.calls import server as served
 from services.calls.connection import CallDropped, Connection
-from services.calls.method import per_query
+from services.calls.method import methods_of
 from services.calls.server import CallServer
-from services.calls.wire import _KINDS, TOKEN_BYTES, Call, error_of, raised
+from services.calls.wire import _BY_CODE, TOKEN_BYTES, WELCOME, Call, error_of, raised
 
 HOST = "127.0.0.1"
 
@@ -27,19 +27,19 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Contract(Protocol):
-    @queried
+    @per_query
     async def scale(self, point: Point, by: float = 2.0) -> Point:
         """Return a point."""
 
-    @queried
+    @per_query
     async def wait(self, name: str) -> str:
         """Return the name once it is allowed to."""
 
-    @queried
+    @per_query
     async def fail(self, code: str) -> None:
         """Raise an error."""
 
-    @queried
+    @per_query
     def count(self, upto: int, words: Sequence[str] = ()) -> AsyncGenerator[int, None]:
         """Yield numbers."""
 
@@ -61,6 +61,8 @@ class Part:
     async def wait(self, name: str) -> str:
         self.seen.append((name, "begun"))
         try:
+            if name == "times out":
+                await self._time_out(name)
             await self.allowed.wait()
         except asyncio.CancelledError:
             self.seen.append((name, "cancelled"))
@@ -70,10 +72,17 @@ class Part:
             raise
         return name
 
+    async def _time_out(self, name: str) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                try:
+                    await self.allowed.wait()
+                finally:
+                    self.seen.append((name, "unwinding"))
+                    await asyncio.sleep(10)
+
     async def fail(self, code: str) -> None:
-        if code == "own":
-            raise Full("no room", "p")
-        raise {"died": EngineDied("gone", begun=False), "odd": ValueError("secret")}[code]
+        raise ERRORS[code]
 
     async def count(self, upto: int, words: Sequence[str]) -> AsyncGenerator[int, None]:
         try:
@@ -91,12 +100,32 @@ class Full(Overloaded):
     """An error without a code of its own."""
 
 
+class Odd(UnknownPlan, code="odd"):
+    """An error that only this process knows, made of other arguments."""
+
+    def __init__(self, plan: object) -> None:
+        super().__init__(f"no plan {plan}", "plan")
+        self.args = (plan,)
+
+
+ERRORS: dict[str, Exception] = {
+    "died": EngineDied("gone", begun=False),
+    "defect": ValueError("secret"),
+    "own": Full("no room", "p"),
+    "odd": Odd(object),
+    "no Unicode": UnknownPlan("\ud800 is unknown", "\ud800"),
+    "timeout": TimeoutError(),
+    "file": FileNotFoundError(2, "none"),
+    "lost": ConnectionResetError(),
+}
+
+
 class Caller:
     """Calls the contract's methods by name."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._methods = per_query(Contract)
+        self._methods = methods_of(Contract)
 
     async def call(self, name: str, *arguments: object, **named: object) -> object:
         method = self._methods[name]
@@ -116,8 +145,8 @@ def part():
 
 @pytest.fixture
 async def server(part):
-    server = CallServer(part, per_query(Contract).values())
-    await server.listen(HOST)
+    server = CallServer(methods_of(Contract).values())
+    await server.listen(part, HOST)
     yield server
     await server.close(0)
 
@@ -141,7 +170,7 @@ async def stranger(server):
 
 
 def test_only_marked_methods_are_called_over_connections():
-    assert per_query(Contract).keys() == {"scale", "wait", "fail", "count"}
+    assert methods_of(Contract).keys() == {"scale", "wait", "fail", "count"}
 
 
 async def test_arguments_and_results_arrive_by_their_types(caller):
@@ -168,9 +197,15 @@ async def test_errors_arrive_as_they_were_raised(caller):
     with pytest.raises(EngineDied, match="gone") as died:
         await caller.call("fail", "died")
     assert died.value.begun is False
-    with pytest.raises(InternalError) as hidden:
+    for code in ("defect", "timeout", "file", "lost"):
+        with pytest.raises(InternalError) as hidden:
+            await caller.call("fail", code)
+        assert "secret" not in str(hidden.value)
+    with pytest.raises(UnknownPlan, match="no plan") as odd:
         await caller.call("fail", "odd")
-    assert "secret" not in str(hidden.value)
+    assert (type(odd.value), odd.value.param) == (UnknownPlan, "plan")
+    with pytest.raises(UnknownPlan, match="\\? is unknown"):
+        await caller.call("fail", "no Unicode")
     with pytest.raises(Overloaded, match="no room") as full:
         await caller.call("fail", "own")
     assert full.value.param == "p"
@@ -178,7 +213,7 @@ async def test_errors_arrive_as_they_were_raised(caller):
         assert [item async for item in caller.stream("count", 2, ["q"])] == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in _KINDS.values()], ids=_KINDS)
+@pytest.mark.parametrize("kind", _BY_CODE.values(), ids=_BY_CODE)
 def test_every_error_arrives_as_its_kind(kind: type[RagtreeError]):
     error = error_of(raised(1, kind("why", "field")))
     assert (type(error), error.message, error.param, error.args) == (kind, "why", "field", kind("why", "field").args)
@@ -209,9 +244,16 @@ async def test_a_stream_that_is_closed_early_is_closed_at_the_part(caller, part)
     assert [item async for item in caller.stream("count", 2)] == [0, 1]
 
 
+async def test_a_call_that_runs_into_a_timeout_of_its_own_can_still_be_cancelled(caller, part):
+    waiting = asyncio.create_task(caller.call("wait", "times out"))
+    await until(lambda: ("times out", "unwinding") in part.seen)
+    waiting.cancel()
+    await until(lambda: part.seen[-1] == ("times out", "cancelled"))
+
+
 async def test_a_stream_waits_for_a_caller_that_does_not_read(server, part):
     async with stranger(server) as (_reader, writer):
-        method = per_query(Contract)["count"]
+        method = methods_of(Contract)["count"]
         arguments = msgspec.Raw(method.takes.encode((10**9,), {}))
         message = msgspec.msgpack.encode(Call(1, "count", arguments))
         writer.write(server.address.token + len(message).to_bytes(4, "big") + message)
@@ -297,6 +339,35 @@ async def test_who_does_not_know_the_token_is_told_nothing(server, part, token):
     assert part.seen == []
 
 
+async def test_a_caller_with_another_token_learns_it_at_once(server):
+    address = msgspec.structs.replace(server.address, token=b"a" * TOKEN_BYTES)
+    with pytest.raises(ConnectionError):
+        await Connection.open(address)
+    assert "aaa" not in repr(address)
+
+
+async def test_a_machine_that_lacks_its_own_address_listens_at_all(part):
+    server = CallServer(methods_of(Contract).values())
+    await server.listen(part, "192.0.2.1")
+    caller = Caller(await Connection.open(msgspec.structs.replace(server.address, host=HOST)))
+    assert (await caller.call("scale", Point(())), server.address.host) == (Point(()), "192.0.2.1")
+    await server.close(0)
+
+
+async def test_a_caller_that_does_not_leave_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(served, "_END_S", 0.05)
+    async with stranger(server) as (reader, writer):
+        writer.write(server.address.token)
+        assert await reader.readexactly(1) == WELCOME
+        async with asyncio.timeout(5):
+            await server.close(1000)
+        assert await reader.read()
+
+
+async def test_a_server_that_never_listened_can_be_closed():
+    await CallServer(()).close(1)
+
+
 async def test_strangers_who_wait_are_few_and_do_not_wait_long(server, monkeypatch):
     monkeypatch.setattr(served, "_MOST_STRANGERS", 2)
     monkeypatch.setattr(served, "_INTRODUCTION_S", 0.5)
@@ -304,6 +375,8 @@ async def test_strangers_who_wait_are_few_and_do_not_wait_long(server, monkeypat
         await until(lambda: server._strangers == 2)
         async with stranger(server) as (third, _):
             assert await third.read() == b""
+        with pytest.raises(ConnectionError):
+            await Connection.open(server.address)
         assert await one.read() + await two.read() == b""
     assert server._strangers == 0
     caller = Caller(await Connection.open(server.address))
@@ -314,7 +387,7 @@ async def test_strangers_who_wait_are_few_and_do_not_wait_long(server, monkeypat
 async def test_what_is_no_call_ends_the_connection(server, message):
     async with stranger(server) as (reader, writer):
         writer.write(server.address.token + len(message).to_bytes(4, "big") + message)
-        assert await reader.read() == b""
+        assert await reader.read() == WELCOME
 
 
 async def test_arguments_of_other_types_are_an_internal_error(server, caller):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import aclosing
+from contextvars import ContextVar
 
 import pytest
 
@@ -11,13 +12,17 @@ from protocol.generation import GenerationStep, Sampling
 from protocol.parts import Generator
 from protocol.plans import PrefillPlan
 from protocol.prompts import Prompt, Segment, SegmentKind
-from services.calls.method import per_query
+from services.calls.method import methods_of
 from services.calls.server import CallServer
 from services.serve import replica_caller
 from services.serve.caller import translated
 from services.serve.replica_caller import ReplicaCaller
 
 PLAN = PrefillPlan("q", "a", "n", Prompt((Segment(SegmentKind.QUESTION, "k", (1, 2)),)))
+
+
+request: ContextVar[str] = ContextVar("request")
+"""As Ray Serve's own, by which it cancels what a request has called."""
 
 
 class Engine:
@@ -38,10 +43,9 @@ class Engine:
         self.called += 1
         if plan_id == "broken":
             raise EngineNotReady("not yet")
+        if plan_id == "over":
+            return
         await self.ended.wait()
-
-    async def check(self, sampling, caller):
-        """Check nothing."""
 
 
 class Deployment:
@@ -52,11 +56,12 @@ class Deployment:
     def __init__(self) -> None:
         self.servers: list[CallServer] = []
         self.asked: list[str] = []
+        self.belonged_to: list[str | None] = []
 
     async def serve(self, engine: Engine, but: str = "") -> CallServer:
-        methods = [method for name, method in per_query(Generator).items() if name != but]
-        server = CallServer(engine, methods)
-        await server.listen("127.0.0.1")
+        methods = [method for name, method in methods_of(Generator).items() if name != but]
+        server = CallServer(methods)
+        await server.listen(engine, "127.0.0.1")
         self.servers.append(server)
         return server
 
@@ -69,6 +74,7 @@ class Deployment:
         await asyncio.sleep(0)
         if method != "address":
             return (method, arguments, named)
+        self.belonged_to.append(request.get(None))
         if not self.servers:
             raise self.translated(EngineDied("no replica"))
         return self.servers[-1].address
@@ -104,7 +110,7 @@ async def texts(caller) -> list[str]:
 async def test_calls_of_queries_share_a_connection_and_others_go_over_serve(deployment, caller):
     await deployment.serve(Engine("one"))
     assert await asyncio.gather(texts(caller), texts(caller)) == [["one", "b", "c"]] * 2
-    await caller.call("check", Sampling(8), caller="a")
+    await caller.call("end", plan_id="over")
     assert deployment.asked == ["address"]
     assert await caller.call("unload_adapter", "x", y=1) == ("unload_adapter", ("x",), {"y": 1})
     await caller.ready()
@@ -116,7 +122,7 @@ async def test_calls_of_queries_share_a_connection_and_others_go_over_serve(depl
 async def test_what_a_replica_does_not_serve_goes_over_serve(deployment, caller):
     await deployment.serve(Engine("one"), but="stream")
     assert await texts(caller) == ["over Serve"]
-    await caller.call("check", Sampling(8), "a")
+    await caller.call("end", "over")
     assert deployment.asked == ["address", "stream"]
 
 
@@ -144,8 +150,9 @@ async def test_calls_that_a_replica_took_with_it_are_not_repeated(deployment, ca
     while not engine.called:
         await asyncio.sleep(0.001)
     await server.close(0)
-    with pytest.raises(EngineDied, match="the generator is not available"):
+    with pytest.raises(EngineDied, match="the generator is not available") as died:
         await call
+    assert died.value.begun
     assert engine.called == 1
 
 
@@ -164,8 +171,9 @@ async def test_without_a_replica_calls_raise_the_parts_error(deployment, caller,
             await caller.call("end", "q")
     gone = await deployment.serve(Engine("one"))
     await gone.close(0)
-    with pytest.raises(EngineDied, match="not available"):
+    with pytest.raises(EngineDied, match="not available") as died:
         await texts(caller)
+    assert not died.value.begun
     assert deployment.asked.count("address") > 3
 
 
@@ -176,6 +184,13 @@ async def test_a_cancelled_call_leaves_the_connection_to_others(deployment, call
     calls[0].cancel()
     assert await calls[1] == ["one", "b", "c"]
     assert deployment.asked == ["address"]
+
+
+async def test_what_the_first_call_belongs_to_does_not_concern_the_others(deployment, caller):
+    await deployment.serve(Engine("one"))
+    request.set("first")
+    assert await texts(caller) == ["one", "b", "c"]
+    assert deployment.belonged_to == [None]
 
 
 async def test_each_event_loop_has_a_connection_of_its_own(deployment, caller):
