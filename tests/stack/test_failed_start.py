@@ -2,7 +2,7 @@
 
 import psutil
 import pytest
-from stacks import HASHING, PATIENCE_S, command
+from stacks import HASHING, PATIENCE_S, command, cores
 
 from services.stack.run_state import RunState, StackProcess, StartFailed
 
@@ -38,7 +38,7 @@ def test_engine_that_cannot_start_is_given_up_with_its_error(tmp_path):
         "RAGTREE_GENERATOR__ENGINE_ARGS": '{"quantization": "no_such_method"}',
     }
     heard: list[str] = []
-    with pytest.raises(StartFailed, match="no_such_method") as failed:
+    with cores(), pytest.raises(StartFailed, match="no_such_method") as failed:
         StackProcess(tmp_path, environment).start(PATIENCE_S, on_wait=heard.append)
     assert "Traceback" not in failed.value.message
     assert any("tried again" in line and "no_such_method" in line for line in heard)
