@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -58,6 +59,7 @@ class Method:
         )
 
 
+@cache
 def methods_of(contract: type) -> dict[str, Method]:
     """The methods of a contract that are marked with ``per_query``, by name."""
     functions = inspect.getmembers(contract, is_per_query)
