@@ -47,10 +47,13 @@ class MovesUnderWay:
                 if move.source is Tier.DISK and move.evict:
                     self._deleting[move.node, move.location] = batch
 
-    def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
+    def confirm(
+        self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int, alone: bool
+    ) -> list[bytes]:
         """End a batch that is carried out; the keys of the nodes that all instances find now.
 
-        ``unwritten`` are copies that could not be made, by node and tier. They are removed as of request ``tick``.
+        ``unwritten`` are copies that could not be made, by node and tier. They are removed as of request ``tick``. An
+        instance that is ``alone`` has found its own copies before, but none that a lost instance has left to it.
         """
         confirmed: list[bytes] = []
         if not self._end(batch):
@@ -67,8 +70,9 @@ class MovesUnderWay:
                 self._removal.discard(copy, tick)
                 copy.writer = None
             else:
+                found_before = alone and copy.writer == batch.instance
                 cache.pass_on(copy, None)
-                if copy.held:
+                if copy.held and not found_before:
                     confirmed.append(node.key)
         return confirmed
 

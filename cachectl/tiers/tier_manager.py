@@ -273,8 +273,7 @@ class TierManager:
 
     def confirm(self, batch: MoveBatch, unwritten: Collection[tuple[bytes, Tier]], tick: int) -> list[bytes]:
         """End a batch that is carried out, but for the copies ``unwritten``; the keys that more instances find now."""
-        confirmed = self.under_way.confirm(batch, unwritten, tick)
-        return confirmed if len(self.gpus) > 1 else []
+        return self.under_way.confirm(batch, unwritten, tick, alone=len(self.gpus) == 1)
 
     def _copy_at(self, key: str, tier: Tier, owner: str) -> Copy | None:
         node = self._find(bytes.fromhex(key))
