@@ -20,7 +20,7 @@ class InstanceState:
     it, and ``backlog_s`` the seconds that their prefills may take. ``speculations`` come on top, oldest first: their
     slots and shares are still free for requests. Of equal instances, that with the lowest ``rank`` is given a request.
     The request in ``handing_over`` gave its part of the step away shortly
-    before its first token.
+    before its first token. ``prefilling`` are the queries before their first token, by query.
     """
 
     def __init__(self, queue: CacheAwareQueue, max_running: int, step: StepBudget | None, rank: int = 0) -> None:
@@ -33,6 +33,7 @@ class InstanceState:
         self.speculations: dict[str, ScheduledRequest] = {}
         self.backlog_s = 0.0
         self.handing_over: ScheduledRequest | None = None
+        self.prefilling: dict[str, ScheduledRequest] = {}
 
     def step_taken(self, besides: str | None = None) -> int:
         """Tokens of the step that are taken, without the speculation ``besides``."""
@@ -81,6 +82,7 @@ class InstanceState:
         """
         self.running += 1
         self.step_tokens += scheduled.step_share
+        self.prefilling[scheduled.request.query_id] = scheduled
         ended = []
         for query_id, guess in reversed(list(self.speculations.items())):
             crowded = not guess.is_ahead and self.slots_taken() > self._max_running
@@ -96,6 +98,8 @@ class InstanceState:
         self.running += 1
         self.step_tokens += guess.step_share
         self.backlog_s += guess.seconds
+        if guess.grant is not None and not guess.grant.prefilled:
+            self.prefilling[guess.request.query_id] = guess
 
     def end_speculation(self, guess: ScheduledRequest) -> None:
         """Take a speculation's slot and share back."""
@@ -103,17 +107,21 @@ class InstanceState:
         guess.step_share = 0
 
     def leave_step(self, scheduled: ScheduledRequest) -> None:
-        """Take back what a request's prefill takes of the step. A second call changes nothing."""
+        """End a request's prefill, and take back what it takes of the step. A second call changes nothing."""
+        self.prefilling.pop(scheduled.request.query_id, None)
+        self._give_back_step(scheduled)
+
+    def hand_over(self, scheduled: ScheduledRequest) -> None:
+        """Take back a request's share of the step shortly before its first token, for one other request at a time."""
+        self._give_back_step(scheduled)
+        self.handing_over = scheduled
+
+    def _give_back_step(self, scheduled: ScheduledRequest) -> None:
         if not scheduled.makes_way:
             self.step_tokens -= scheduled.step_share
         scheduled.step_share = 0
         if self.handing_over is scheduled:
             self.handing_over = None
-
-    def hand_over(self, scheduled: ScheduledRequest) -> None:
-        """Take back a request's share of the step shortly before its first token, for one other request at a time."""
-        self.leave_step(scheduled)
-        self.handing_over = scheduled
 
     def release(self, scheduled: ScheduledRequest) -> None:
         """Take a query off the instance, whether it runs or waits. The backlog is 0 when nothing is left."""

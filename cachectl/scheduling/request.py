@@ -75,10 +75,20 @@ class ScheduledRequest:
         self.tokens = request.question_tokens + sum([document.tokens for document in request.documents])
         self.instance = ""
         self.seconds = 0.0
+        self.began = 0.0
         self.step_share = 0
         self.prefetched_by = ""
         self.prefix: CachedPrefix | None = None
         self.grant: Grant | None = None
+
+    def shares(self, other: ScheduledRequest) -> int:
+        """How many leading documents its path has in common with another's."""
+        shared = 0
+        for mine, theirs in zip(self.keys, other.keys, strict=False):
+            if mine != theirs:
+                break
+            shared += 1
+        return shared
 
     @property
     def makes_way(self) -> bool:

@@ -1,11 +1,13 @@
-"""Routing: the longest cached prefix against the load, both in seconds."""
+"""Routing: what is cached or being computed against the load, all in seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from heapq import nsmallest
+from itertools import islice
 from typing import NamedTuple
 
+from cachectl.policies.lookahead import Lookahead
 from cachectl.scheduling.instances import Instances, InstanceState
 from cachectl.scheduling.request import RequestBook, ScheduledRequest
 from cachectl.tree.knowledge_tree import KnowledgeTree
@@ -17,6 +19,8 @@ _FEW = 16
 """Up to this number, all instances are looked at."""
 _LEAST_BUSY = 4
 """How many of the instances are looked at that have nothing of a request."""
+_AHEAD = 16
+"""How many of the waiting requests that need a request's first document are looked at."""
 
 
 class Candidate(NamedTuple):
@@ -47,14 +51,24 @@ def best(candidates: Iterable[Candidate]) -> Candidate:
 class Router:
     """Chooses an instance for each request. ``step`` is what one step of an engine computes; None if unbounded."""
 
-    def __init__(self, tree: KnowledgeTree, book: RequestBook, instances: Instances, step: StepBudget | None) -> None:
+    def __init__(
+        self,
+        tree: KnowledgeTree,
+        lookahead: Lookahead,
+        book: RequestBook,
+        instances: Instances,
+        step: StepBudget | None,
+    ) -> None:
         self._tree = tree
+        self._lookahead = lookahead
         self._book = book
         self._instances = instances
         self._step = step
 
-    def route(self, scheduled: ScheduledRequest, among: Collection[str] | None) -> CachedPrefix:
+    def route(self, scheduled: ScheduledRequest, now: float, among: Collection[str] | None) -> CachedPrefix:
         """Choose the instance that has a request's first token soonest; what the request finds there.
+
+        A document that an instance computes already is waited for there, or computed again elsewhere if that is sooner.
 
         If all instances are retired, it waits for one. Raises Overloaded if no more requests may wait,
         Unavailable if there is no instance, and EngineDied if the request avoids all that there are.
@@ -71,9 +85,12 @@ class Router:
             prefixes = self._prefixes(scheduled, states, among)
         if states and not prefixes:
             raise Overloaded(f"{instances.running} queries are running and {instances.queued} waiting; try again later")
+        under_way = self._under_way(scheduled, prefixes)
         chosen = best(
-            Candidate(name, states[name].backlog_s, prefix.seconds, states[name].rank)
-            for name, prefix in prefixes.items()
+            [
+                self._candidate(scheduled, name, prefix, under_way.get(name, ()), now)
+                for name, prefix in prefixes.items()
+            ]
         )
         scheduled.instance, scheduled.seconds = chosen.instance, chosen.prefill_s
         prefix = prefixes[chosen.instance]
@@ -102,6 +119,45 @@ class Router:
                 if may_queue or instances.fits(name, self.step_share(prefix)):
                     prefixes[name] = prefix
         return prefixes
+
+    def _under_way(self, scheduled: ScheduledRequest, prefixes: Collection[str]) -> dict[str, list[ScheduledRequest]]:
+        """By instance, the requests that begin like a new one, and whose prefills go on or wait there."""
+        found: dict[str, list[ScheduledRequest]] = {}
+        front = scheduled.request.pinned
+        if len(prefixes) < 2 or front >= len(scheduled.keys):
+            return found
+        first = scheduled.keys[front]
+        for name in prefixes:
+            computing = self._instances.states[name].prefilling.values()
+            alike = [each for each in computing if front < len(each.keys) and each.keys[front] == first]
+            if alike:
+                found[name] = alike
+        for query_id in islice(self._lookahead.waiting_for(first), _AHEAD):
+            waiting = self._book.requests[query_id]
+            if waiting.instance in prefixes:
+                found.setdefault(waiting.instance, []).append(waiting)
+        return found
+
+    def _candidate(
+        self,
+        scheduled: ScheduledRequest,
+        name: str,
+        prefix: CachedPrefix,
+        under_way: Collection[ScheduledRequest],
+        now: float,
+    ) -> Candidate:
+        """An instance that could take a request, which may find more there once others ``under_way`` are prefilled."""
+        state = self._instances.states[name]
+        soonest = Candidate(name, state.backlog_s, prefix.seconds, state.rank)
+        for other in under_way:
+            shared = scheduled.shares(other)
+            documents = scheduled.request.documents[prefix.loading.documents : shared]
+            if documents:
+                seconds = self._tree.lookup.seconds_behind(prefix, sum([document.tokens for document in documents]))
+                # The backlog counts all of the other's prefill, of which this part is over.
+                over_s = min(now - other.began, other.seconds) if other.grant is not None else 0.0
+                soonest = best([soonest, Candidate(name, state.backlog_s - over_s, seconds, state.rank)])
+        return soonest
 
     def _worth_a_look(self, scheduled: ScheduledRequest, states: dict[str, InstanceState]) -> dict[str, InstanceState]:
         """The instances to look a request up for: of many, those that have its first document, and the least busy ones.

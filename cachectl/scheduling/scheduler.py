@@ -56,7 +56,7 @@ class Scheduler:
         self.book = RequestBook(tree, self.branches)
         self.instances = Instances(tree, lookahead, self.book, max_running, max_queued, window, slack, step, rank)
         self._step = step
-        self._router = Router(tree, self.book, self.instances, step)
+        self._router = Router(tree, lookahead, self.book, self.instances, step)
         self.speculative = SpeculativeSlots(tree, self.book, self.instances, self._router, self._start)
 
     def admit(self, request: Request, now: float, among: Collection[str] | None = None) -> Grant | None:
@@ -67,12 +67,12 @@ class Scheduler:
         Then nothing has changed. If all instances are retired, the request waits for another to come.
         """
         scheduled = self.book.new(request, RequestKind.QUERY)
-        prefix = self._router.route(scheduled, among)
+        prefix = self._router.route(scheduled, now, among)
         state = self.instances.states[scheduled.instance]
         fits = self.instances.fits(scheduled.instance, scheduled.step_share)
         starts = fits and not state.queue
         if not starts:
-            work = Work(scheduled.tokens - prefix.computed, prefix.computed, scheduled.seconds)
+            work = Work(scheduled.tokens - prefix.computed, prefix.computed, prefix.seconds)
             state.queue.push(request.query_id, work)
             # Dictionaries keep the order. A donor may be a node of the request's own path.
             branch_keys = [branch.key for branch in request.branches]
@@ -224,6 +224,7 @@ class Scheduler:
     def _start(self, scheduled: ScheduledRequest, now: float) -> Grant:
         """Admit a request to the tree; speculations on its instance make way for it."""
         request = scheduled.request
+        scheduled.began = now
         ends = [] if scheduled.makes_way else self.instances.states[scheduled.instance].start(scheduled)
         for query_id in ends:
             guess = self.book.requests[query_id]

@@ -137,7 +137,7 @@ class SpeculativeSlots:
             return None
         guess = self._book.new(request, RequestKind.SPECULATION)
         try:
-            prefix = self._router.route(guess, among)
+            prefix = self._router.route(guess, now, among)
         except Overloaded:
             return None
         state = self._instances.states[guess.instance]

@@ -185,6 +185,14 @@ class PrefixLookup:
         seconds = moving_s + self._cost(tokens - computed, computed)
         return CachedPrefix(copies, loading, computed, seconds, moving_s, composing, fallback)
 
+    def seconds_behind(self, prefix: CachedPrefix, tokens: int) -> float:
+        """The seconds of a prefill once another has computed the first ``tokens`` that it lacks."""
+        composed = prefix.composing.reused if prefix.composing is not None else 0
+        lacking = prefix.computed + composed
+        # The last token is always computed: the answer's first token comes from it.
+        computed = max(1, lacking - tokens)
+        return prefix.loading.seconds + self._cost(prefix.loading.tokens + lacking - computed, computed)
+
     def prefill_seconds(self, cached_tokens: int, new_tokens: int) -> float:
         """The seconds of a prefill, by the cost model."""
         return self._cost(cached_tokens, new_tokens)

@@ -62,6 +62,7 @@ def _(scheduler: Scheduler) -> None:
         here = [requests[query_id] for query_id in granted if requests[query_id].instance == instance]
         running = [scheduled for scheduled in here if not scheduled.makes_way]
         assert state.running == len(running)
+        assert all(scheduled in running and not scheduled.grant.prefilled for scheduled in state.prefilling.values())
         assert state.step_tokens == sum(scheduled.step_share for scheduled in running)
         guesses = list(state.speculations.values())
         assert all(guess in here and guess.makes_way for guess in guesses)

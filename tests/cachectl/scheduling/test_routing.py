@@ -108,6 +108,51 @@ def test_a_request_waits_for_its_cached_prefix_if_that_is_sooner():
     assert (grant.query_id, grant.instance) == ("query", "one")
 
 
+@pytest.mark.parametrize(
+    ("later_s", "question", "instance"),
+    # A prefill of 21 s goes on at "one". What is left of it and the question come first, or 20 s and the question.
+    [(0, 1, "two"), (0, 9, "two"), (0.5, 1, "two"), (1, 1, "one"), (2, 9, "one"), (99, 40, "one")],
+)
+def test_a_document_that_is_being_computed_is_waited_for_if_that_is_sooner(later_s, question, instance):
+    scheduler = build(max_running=9)
+    assert instance_of(scheduler.admit(ask("first", "ab"), 0.0)) == "one"
+    assert instance_of(scheduler.admit(ask("next", "ab", question), later_s)) == instance
+
+
+def test_only_what_the_other_computes_of_a_path_is_waited_for():
+    scheduler = build(max_running=9)
+    assert instance_of(scheduler.admit(ask("first", "abc"), 0.0)) == "one"
+    # 31 s of which 20 are over, then 21 for "xy", against 31 s elsewhere.
+    assert instance_of(scheduler.admit(ask("other end", "axy"), 20.0)) == "two"
+    assert instance_of(scheduler.admit(ask("other path", "bc"), 30.0)) == "three"
+    # 31 s of which 30 are over, then 11 for "d", against 41 s elsewhere.
+    assert instance_of(scheduler.admit(ask("longer", "abcd"), 30.0)) == "one"
+
+
+def test_what_is_computed_or_failed_is_no_longer_waited_for():
+    scheduler = build(max_running=9)
+    for query_id in ("failed", "stalled"):
+        assert instance_of(scheduler.admit(ask(query_id, "ab"), 0.0)) == "one"
+        if query_id == "failed":
+            scheduler.complete(query_id, 9.0, kept=False)
+    scheduler.stalled("stalled", 9.0)
+    assert instance_of(scheduler.admit(ask("next", "ab"), 9.0)) == "two"
+
+
+def test_a_document_that_a_waiting_request_needs_is_computed_once():
+    scheduler = build(max_queued=9)
+    assert occupy(scheduler, 5, 20, 20) == ["one", "two", "three"]
+    assert scheduler.admit(ask("waits", "ab"), 0.0) is None
+    # 5 s, 21 s for the request that waits, and 1 s: later than 20 s, sooner than 20 s and 21 s.
+    assert scheduler.admit(ask("next", "ab"), 0.0) is None
+    assert [len(state.queue) for state in scheduler.instances.states.values()] == [2, 0, 0]
+    assert [state.backlog_s for state in scheduler.instances.states.values()] == [5 + 21 + 1, 20, 20]
+    [grant] = scheduler.complete("load-0", 5.0, kept=True)
+    assert scheduler.prefilled(grant.query_id, 26.0) == []
+    [grant] = scheduler.complete(grant.query_id, 27.0, kept=True)
+    assert (grant.query_id, grant.computed_tokens) == ("next", 1)
+
+
 def test_a_waiting_request_counts_as_backlog_until_it_is_withdrawn():
     scheduler = build("ab", max_queued=9)
     assert occupy(scheduler, 5) == ["one"]

@@ -230,7 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.tree.registry.detached
         assert not any(node.locks for node in self.tree.registry.nodes.values())
         assert all(copy.held for node in self.tree.registry.nodes.values() for copy in node.copies)
-        assert not any(state.backlog_s for state in self.scheduler.instances.states.values())
+        assert not any(state.backlog_s or state.prefilling for state in self.scheduler.instances.states.values())
 
 
 TestScheduler = SchedulerMachine.TestCase
