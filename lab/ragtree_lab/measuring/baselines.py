@@ -9,6 +9,13 @@ import msgspec
 
 from generator.engines.vllm_arguments import has_gpu
 from protocol.errors import ConfigError
+from ragtree_lab.measuring.lmcache_server import has_lmcache
+
+NATIVE = "native"
+"""vLLM's own offloading, which copies KV between a GPU and host memory only."""
+
+LMCACHE = "lmcache"
+"""Offloading to a server of LMCache's, also from a CPU's KV cache."""
 
 
 class Steps(StrEnum):
@@ -33,7 +40,7 @@ class Baseline(msgspec.Struct, frozen=True):
     """A kind of plain vLLM.
 
     With ``equal_memory``, its KV cache is as large as all our tiers in memory together. ``offloading`` names a backend
-    that offloads KV to as much host memory as ours, which needs a GPU.
+    that offloads KV to as much host memory as ours: ``NATIVE`` or ``LMCACHE``.
     """
 
     prefix_caching: bool
@@ -45,20 +52,22 @@ BASELINES = {
     "vllm": Baseline(prefix_caching=False),
     "vllm-prefix": Baseline(prefix_caching=True),
     "vllm-prefix-equal": Baseline(prefix_caching=True, equal_memory=True),
-    "vllm-offload": Baseline(prefix_caching=True, offloading="native"),
-    "vllm-lmcache": Baseline(prefix_caching=True, offloading="lmcache"),
+    "vllm-offload": Baseline(prefix_caching=True, offloading=NATIVE),
+    "vllm-lmcache": Baseline(prefix_caching=True, offloading=LMCACHE),
 }
 """All baselines by name."""
 
 
 def check_baselines(names: Sequence[str]) -> None:
-    """Raise ConfigError for names that are no baselines, are repeated, or need a GPU that is not there."""
+    """Raise ConfigError for names that are no baselines, are repeated, or need a GPU or a package that is not there."""
     if unknown := set(names) - BASELINES.keys():
         raise ConfigError(
             f"unknown baseline {', '.join(sorted(unknown))}; the baselines are {', '.join(BASELINES)}", "against"
         )
     if len(set(names)) < len(names):
         raise ConfigError(f"a baseline is repeated in {', '.join(names)}", "against")
-    offloading = [name for name in names if BASELINES[name].offloading]
-    if offloading and not has_gpu():
-        raise ConfigError(f"{', '.join(offloading)}: vLLM offloads KV only from a GPU, and there is none", "against")
+    offloading = {BASELINES[name].offloading: name for name in names}
+    if NATIVE in offloading and not has_gpu():
+        raise ConfigError(f"{offloading[NATIVE]}: vLLM itself offloads KV only from a GPU, which is missing", "against")
+    if LMCACHE in offloading and not has_lmcache():
+        raise ConfigError(f"{offloading[LMCACHE]} needs the package lmcache, which is not installed", "against")

@@ -22,8 +22,9 @@ from protocol.generation import Sampling
 from protocol.plans import ControllerStats, DocumentOrder, PrefillPlan, Reuse
 from protocol.prompts import Prompt
 from protocol.tiers import Tier
-from ragtree_lab.measuring.baselines import BASELINES, Steps
+from ragtree_lab.measuring.baselines import BASELINES, LMCACHE, Steps
 from ragtree_lab.measuring.engines import ComparedEngines
+from ragtree_lab.measuring.lmcache_server import lmcache_server
 from ragtree_lab.measuring.local_stack import LocalStack
 
 NAMESPACE = "benchmark"
@@ -90,14 +91,11 @@ class Systems:
                 yield system
             return
         baseline = BASELINES[name]
-        engine_args = dict(steps.engine_args)
-        if baseline.offloading:
-            engine_args |= {
-                "kv_offloading_backend": baseline.offloading,
-                "kv_offloading_size": self._engines.kv_settings(**self._kv).host_gib,
-            }
         kv_tokens = ram_tokens if baseline.equal_memory else None
-        async with self._engines.plain(baseline.prefix_caching, engine_args, kv_tokens) as engine:
+        async with (
+            self._offloading(baseline.offloading) as offloading,
+            self._engines.plain(baseline.prefix_caching, {**steps.engine_args, **offloading}, kv_tokens) as engine,
+        ):
 
             async def answer(
                 prompt: Prompt,
@@ -107,6 +105,16 @@ class Systems:
                 return await generate(engine, PrefillPlan(uuid4().hex, INSTANCE, NAMESPACE, prompt), sampling)
 
             yield System(answer, _nothing, ram_tokens if baseline.equal_memory or baseline.offloading else 0)
+
+    @asynccontextmanager
+    async def _offloading(self, backend: str) -> AsyncGenerator[dict[str, Any]]:
+        """What offloads KV to as much host memory as ours while the context is open, as arguments of vLLM's."""
+        host_gib = self._engines.kv_settings(**self._kv).host_gib
+        if backend == LMCACHE:
+            async with lmcache_server(host_gib) as arguments:
+                yield arguments
+        else:
+            yield {"kv_offloading_backend": backend, "kv_offloading_size": host_gib} if backend else {}
 
     @asynccontextmanager
     async def ours(

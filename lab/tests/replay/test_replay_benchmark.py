@@ -251,10 +251,27 @@ def test_rates_are_shorter_if_the_stream_has_too_few_prompts():
     assert max(offered) == 210
 
 
-@pytest.mark.parametrize("against", [["vllm", "sglang"], ["ragtree"], ["vllm", "vllm"], ["vllm-offload"]])
-def test_invalid_baselines_are_refused_before_the_run(against):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("against", "why"),
+    [
+        (["vllm", "sglang"], "unknown baseline sglang"),
+        (["ragtree"], "unknown baseline ragtree"),
+        (["vllm", "vllm"], "repeated"),
+        (["vllm", "vllm-offload"], "vllm-offload: .* GPU"),
+        (["vllm", "vllm-lmcache"], "vllm-lmcache needs the package lmcache"),
+    ],
+)
+def test_invalid_baselines_are_refused_before_the_run(against, why, monkeypatch):
+    monkeypatch.setattr("ragtree_lab.measuring.baselines.has_gpu", lambda: False)
+    monkeypatch.setattr("ragtree_lab.measuring.baselines.has_lmcache", lambda: False)
+    with pytest.raises(ConfigError, match=why):
         ReplayBenchmark(Servers({}), against, NumberedStream(), SETTINGS, lambda *_: None)
+
+
+def test_lmcache_is_a_baseline_without_a_gpu(monkeypatch):
+    monkeypatch.setattr("ragtree_lab.measuring.baselines.has_gpu", lambda: False)
+    monkeypatch.setattr("ragtree_lab.measuring.baselines.has_lmcache", lambda: True)
+    ReplayBenchmark(Servers({}), ["vllm-lmcache"], NumberedStream(), SETTINGS, lambda *_: None)
 
 
 @pytest.mark.parametrize(("length", "rates"), [(40, 0), (300, 1)])

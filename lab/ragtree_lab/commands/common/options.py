@@ -24,7 +24,8 @@ AgainstOption = Annotated[
     str,
     typer.Option(
         help="Baselines: vllm (no reuse), vllm-prefix (vLLM's own prefix cache), vllm-prefix-equal (the same, with as "
-        "much memory as all our tiers in memory); on a GPU also vllm-offload and vllm-lmcache (as much host memory)."
+        "much memory as all our tiers in memory), vllm-lmcache (LMCache with as much host memory, if the package is "
+        "installed); on a GPU also vllm-offload (vLLM's own offloading to as much)."
     ),
 ]
 
