@@ -22,7 +22,7 @@ _ON_CPU = {
 }
 """vLLM's further arguments on a CPU."""
 
-_PATIENCE_S = 60.0
+_PATIENCE_S, _STOP_S = 60.0, 10.0
 _POLL_S = 0.1
 _HOST = "127.0.0.1"
 
@@ -60,7 +60,12 @@ async def lmcache_server(gib: float) -> AsyncGenerator[dict[str, Any]]:
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
-        await process.wait()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 def _memory_shared_on_cpu(port: int) -> list[str]:
